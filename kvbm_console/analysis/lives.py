@@ -6,12 +6,12 @@ For that reason the fold reads events alone, and no facts:
 
     SlotOpened a             lives[7] = Life of a, in ``initialized``
     CandidatePlanned 3 of 7  transfers[3] = Transfer, also in the life
-    SlotMoved 7 onboarding   a Move; the one before ends where it begins
+    SlotMoved 7 onboarding   a Move; the Move before ends where this Move begins
     CandidateEnded 3         the transfer leaves ``transfers`` with its end and status
 
 ``FOLD`` maps a kind of event to its function, which is called before the facts change.
 
-Law of this file: everything of one life is bounded, dropped entries are counted, and times are the target's.
+Law of this file: every list of a life is bounded, dropped entries are counted, and times are the target's.
 """
 
 from bisect import bisect_right
@@ -52,7 +52,7 @@ class Move:
         self.cause = cause
         self.computed_tokens = computed_tokens
         self.unseen_ns = unseen_ns
-        """Since when, up to ``start_ns``, it is not known what the slot did; None when that is known."""
+        """Begin of the unknown stretch that ends at ``start_ns``; None without such a stretch."""
 
 
 class Stay:
@@ -119,7 +119,7 @@ class Transfer:
 
     @property
     def label(self) -> str:
-        """The operation's number, or the candidate's with a ``c`` before there is one."""
+        """The operation's number, or ``c`` and the candidate's number while no operation exists."""
         return str(self.operation) if self.operation is not None else f"c{self.candidate}"
 
     @property
@@ -205,7 +205,7 @@ class Life:
         return index
 
     def seen_at(self, at_ns: int) -> bool:
-        """Whether it is known what the slot did then."""
+        """Whether the state of the slot at that time is known."""
         index = self.at(at_ns)
         if index is None or index + 1 >= len(self.moves):
             return index is not None

@@ -1,7 +1,7 @@
 """Cutting: a stretch of a recording as a recording of its own, with the keyframe that it needs in front.
 
 A cut begins and ends between two stimuli. Its first keyframe is complete when the leader can be rerun up to there from
-an earlier complete one; then decisions replay too. Otherwise it has facts only, and no stimuli before its next complete
+an earlier one; then decisions replay too. Otherwise it has facts only, and no stimuli before its next complete
 keyframe.
 
 An expression or a request chooses the shortest stretch with all events that match. All events between them stay,
@@ -63,7 +63,7 @@ def cut(recording: Recording, first: int, last: int, target: Path) -> Made:
 
 def stretch(recording: Recording, first: int, last: int, matches: Matches) -> tuple[int, int]:
     """The first and the last event between these two that ``matches``. Raises ``UsageError`` when there is none."""
-    found: list[int] = []
+    bounds: tuple[int, int] | None = None
     state: CacheState | None = None
     for events in recording.events(first):
         at = events[0].seq
@@ -75,14 +75,14 @@ def stretch(recording: Recording, first: int, last: int, matches: Matches) -> tu
             if event.seq > last:
                 break
             if matches(event, state):
-                found = [found[0] if found else event.seq, event.seq]
+                bounds = bounds[0] if bounds else event.seq, event.seq
             if state is not None:
                 state.apply(event)
         if events[-1].seq >= last:
             break
-    if not found:
+    if bounds is None:
         raise NotFound(f"no event of {recording.path} between {first} and {last} is of that kind")
-    return found[0], found[1]
+    return bounds
 
 
 def matcher(expression: str | None, request: str | None) -> Matches | None:
@@ -113,7 +113,7 @@ def _begin_of_stimulus(recording: Recording, seq: int) -> Event:
 
 
 def _memory_before(recording: Recording, begin: Event, state: CacheState) -> bytes | None:
-    """The leader's memory before this event, None when it cannot be rerun to the very facts that the events give."""
+    """The leader's memory before this event; None when a rerun does not reach the facts that the events give."""
     keyframe = recording.keyframe(begin.seq, complete=True)
     if keyframe is None or any(gap.count and keyframe.seq <= gap.first < begin.seq for gap in recording.gaps):
         return None
@@ -133,7 +133,7 @@ def _memory_before(recording: Recording, begin: Event, state: CacheState) -> byt
 
 
 def _undone(recording: Recording, first: int, end: int) -> dict[int, Event]:
-    """Stimuli that the recorded run met a bug with, and what it published instead of their events."""
+    """Stimuli that broke an invariant in the recorded run, with the event published instead of their events."""
     return {
         event.cause: event for events in recording.events(first) if events[0].seq < end
         for event in events if isinstance(event, InvariantViolated)
@@ -164,7 +164,7 @@ def _frames(
     rerunnable = keyframe.complete
     next_seq, end_ns = begin.seq, first_ns
     last_cause = _cause(recording, last)
-    # From one event earlier on: the stimuli of the first one may stand at the end of the entry before.
+    # Begin an event earlier, because the stimuli of the first event may stand at the end of the entry before.
     for frame in recording.frames(begin.seq - 1):
         if frame.first_seq > last:
             break

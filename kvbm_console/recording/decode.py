@@ -1,6 +1,6 @@
-"""From the bytes of a frame to events, stimuli and facts, with one type of error.
+"""Decodes the bytes of a frame to events, stimuli and facts, with a single type of error.
 
-Law of this file: whatever hostile bytes make a decoder raise leaves here as ``CorruptRecording`` with one sentence.
+Law of this file: any error of a decoder on hostile bytes leaves here as ``CorruptRecording`` with a sentence.
 """
 
 from collections.abc import Iterable, Iterator

@@ -99,7 +99,7 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
     program: str = ""
     """Version of the program that wrote it."""
     incarnation: str = ""
-    """Identity of the run; segments with the same one continue each other."""
+    """Identity of the run; segments of the same run continue each other."""
     segment: int = 1
     first_seq: int = 0
     clock_anchor_ns: int = 0
@@ -141,7 +141,7 @@ class Gap(msgspec.Struct, frozen=True, tag="gap"):
 
     @property
     def count(self) -> int:
-        """How many events are missing."""
+        """The number of missing events."""
         return self.last - self.first + 1
 
 
@@ -182,7 +182,7 @@ class Frame(msgspec.Struct, frozen=True, gc=False):
 class IndexEntry(msgspec.Struct, frozen=True, array_like=True):
     """A run of frames that is read together: one chunk of a sealed segment, about as much of an active one.
 
-    A keyframe that can be started from is an entry of its own (``keyframe``; ``complete`` ones carry memory). Times are
+    A keyframe that can be started from is an entry of its own (``keyframe``; with memory if ``complete``). Times are
     the engine's clock, those of an entry without items are those of the entry before it.
     """
 
@@ -231,7 +231,7 @@ def encode_keyframe(keyframe: Keyframe) -> list[tuple[int, bytes]]:
 
 
 def divided(frame: Frame) -> list["Frame"]:
-    """The frames as which this one is written: a keyframe may be larger than a frame."""
+    """The frames as which the keyframe is written, because a keyframe may be larger than a frame."""
     if frame.channel != KEYFRAMES or len(frame.data) < PACKED_FROM_BYTES:
         return [frame]
     return [

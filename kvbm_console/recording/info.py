@@ -34,7 +34,7 @@ class Versions(msgspec.Struct, frozen=True):
 
 
 class EngineInfo(msgspec.Struct, frozen=True):
-    """One engine: what drives requests, or whose event stream is followed."""
+    """An engine that drives requests, or whose event stream is followed."""
 
     source: int
     authority: str
@@ -77,9 +77,9 @@ class RecordingInfo(msgspec.Struct, frozen=True):
     """Whether the run was closed on purpose; false while it is recorded and after a kill."""
     segments: list[SegmentInfo]
     runs: list[str]
-    """Incarnations in the directory, oldest first; the last one is read unless another is asked for."""
+    """Incarnations in the directory, oldest first; the last run is read by default."""
     unreadable: dict[str, str] = {}
-    """Damaged segments in front of this run, by name, with what is wrong."""
+    """Damaged segments in front of this run, by name, with the error."""
 
 
 def info_of(recording: Recording) -> RecordingInfo:

@@ -1,4 +1,4 @@
-"""Several recordings as one: their events in one order by the wall's clock, or one recording of all their facts.
+"""Merges recordings: their events in the order of the wall clock, or a single recording of all their facts.
 
 A recording knows the wall's clock at its engine's time 0. The clocks of two machines differ, so the order across
 recordings is only as good as they are. Within a recording the recorded order stays.
@@ -45,12 +45,12 @@ from kvbm_console.recording.reader import Recording, items_of
 from kvbm_console.stream.feed import EventsArrived, GapSeen, SnapshotTaken
 
 RECORDINGS_MAX: Final = 64
-"""Each holds its index and one chunk; a fleet that is larger is not read line by line."""
+"""Recordings merged at once, each of which holds its index and a chunk in memory."""
 _ORDER: Final = attrgetter("wall_ns", "source")
 
 
 class Happened(msgspec.Struct, frozen=True):
-    """One event, or one gap, of one of the recordings."""
+    """An event or a gap of a recording."""
 
     wall_ns: int
     source: int
@@ -59,7 +59,7 @@ class Happened(msgspec.Struct, frozen=True):
 
 
 class Source(msgspec.Struct, frozen=True):
-    """One run of one recording, under a name that no other one has."""
+    """One run of one recording, under a unique name."""
 
     name: str
     recording: Recording
@@ -105,12 +105,12 @@ class SharedNumbers:
         self.slot = self.pool = self.iteration = 0
 
     def next_slot(self) -> int:
-        """The number of one more slot."""
+        """The number of another slot."""
         self.slot += 1
         return self.slot - 1
 
     def next_pool(self) -> int:
-        """The index of one more pool."""
+        """The index of another pool."""
         self.pool += 1
         return self.pool - 1
 
@@ -127,7 +127,7 @@ class MergedSource:
         self.slots: dict[int, int] = {}
 
     def begin(self, state: CacheState) -> None:
-        """Its facts are these from now on; what was live before and is not named any more is gone."""
+        """Take ``state`` as its facts from now on. Numbers of slots that are not in ``state`` are dropped."""
         self.state = state
         for pool in state.pools:
             if pool.info.pool not in self.pools:
@@ -150,7 +150,7 @@ class MergedSource:
         return f"{self.name}/{own}" if own else own
 
     def spec(self, own: BreakpointSpec) -> BreakpointSpec:
-        """A breakpoint with its number, and that of the one it waits for."""
+        """A breakpoint with its number and the number of the breakpoint that it depends on."""
         depends_on = self.number(own.depends_on) if own.depends_on else 0
         return msgspec.structs.replace(own, id=self.number(own.id), depends_on=depends_on)
 
@@ -190,7 +190,7 @@ class MergedSource:
         }
 
     def fold(self, event: Event) -> None:
-        """Its own facts behind one of its own events."""
+        """Fold an event of its own into its facts."""
         assert self.state is not None
         self.state.apply(event)
         if isinstance(event, ev.SlotClosed):
@@ -219,7 +219,7 @@ TRANSLATED: Final[dict[str, Callable[[MergedSource, Any], Any]]] = {
 
 
 def side_by_side(parts: Sequence[MergedSource], shared: SharedNumbers) -> CacheState:
-    """The facts of all sources as one; ``seq`` and ``n`` are the caller's to say."""
+    """The facts of all sources together; the caller sets ``seq`` and ``n``."""
     whole = CacheState()
     begun = [(part, part.state) for part in parts if part.state is not None]
     pools: dict[int, PoolFacts] = {}
@@ -336,9 +336,9 @@ def _added(a: Any, b: Any) -> Any:
 
 
 BATCH_EVENTS: Final = 1_000
-"""Events of one frame: above the knee of what encoding costs."""
+"""Events per frame; more events hardly reduce the cost of encoding."""
 KEYFRAME_EVENTS: Final = 100_000
-"""As far apart as a recorder's of a state of that size."""
+"""Events between keyframes, as a recorder spaces them for a state of that size."""
 
 
 class _Resumed(msgspec.Struct, frozen=True):
@@ -393,7 +393,7 @@ class _Merge:
 
     def frames(self) -> Iterator[Frame]:
         """All frames of the result."""
-        order = count()  # what happened at one moment stays in the order of its source
+        order = count()  # events of the same time stay in the order of their source
         streams = [_happenings(index, source, self.parts[index], order) for index, source in enumerate(self.sources)]
         for at_ns, index, _, what in heapq.merge(*streams, key=itemgetter(0, 1)):
             part = self.parts[index]
@@ -419,7 +419,7 @@ class _Merge:
             )
         cause = (part.index, event.cause)
         if cause != self.cause:
-            # Whole stimuli only: between the events of one an invariant may be open.
+            # Whole stimuli only: between the events of a stimulus an invariant may be open.
             if len(self.batch) >= BATCH_EVENTS:
                 yield from self._flush()
                 if self.since_keyframe >= KEYFRAME_EVENTS:

@@ -38,7 +38,7 @@ _AGES_NS: Final = {"s": SECOND_NS, "m": 60 * SECOND_NS, "h": 3_600 * SECOND_NS, 
 
 
 class Retention(msgspec.Struct, frozen=True, kw_only=True):
-    """How much of a directory stays."""
+    """The limits within which a directory is kept."""
 
     keep_bytes: int | None = None
     keep_ns: int | None = None
@@ -62,7 +62,7 @@ class RecordingOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     keep_bytes: int | None = None
     """Most bytes of the whole directory, None for no bound. Sealed segments go, oldest first."""
     keep_ns: int | None = None
-    """How long a sealed segment stays, None for ever."""
+    """The time for which a sealed segment stays; None means for ever."""
     sync: str = "1s"
     """A word of ``SYNCS``."""
 
@@ -136,7 +136,7 @@ def parse_age(text: str) -> int:
 
 
 def parse_keep(text: str) -> tuple[int | None, int | None]:
-    """(bytes, nanoseconds) of a size or a time; the other one is None. Raises ``UsageError``."""
+    """(bytes, nanoseconds) of a size or a time; the other value is None. Raises ``UsageError``."""
     if _AGE.fullmatch(text.strip()):
         return None, parse_age(text)
     if _SIZE.fullmatch(text.strip()):
@@ -148,15 +148,15 @@ def recording_options(
     *, segment_size: str | None = None, segment_time: str | None = None, keep: str | None = None,
     sync: str | None = None,
 ) -> RecordingOptions:
-    """Options from the words of a command line; what is not said takes its default. Raises ``UsageError``."""
-    said: dict[str, Any] = {} if sync is None else {"sync": sync}
+    """Options from the words of a command line; omitted words take their default. Raises ``UsageError``."""
+    values: dict[str, Any] = {} if sync is None else {"sync": sync}
     if segment_size is not None:
-        said["segment_bytes"] = _named("segment-size", segment_size, parse_size)
+        values["segment_bytes"] = _named("segment-size", segment_size, parse_size)
     if segment_time is not None:
-        said["segment_ns"] = _named("segment-time", segment_time, parse_age)
+        values["segment_ns"] = _named("segment-time", segment_time, parse_age)
     if keep is not None:
-        said["keep_bytes"], said["keep_ns"] = _named("keep", keep, parse_keep)
-    return RecordingOptions(**said)
+        values["keep_bytes"], values["keep_ns"] = _named("keep", keep, parse_keep)
+    return RecordingOptions(**values)
 
 
 def _named(flag: str, text: str, parse: Callable[[str], T]) -> T:

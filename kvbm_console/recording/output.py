@@ -1,4 +1,4 @@
-"""New recordings: the names that they may take, writing a sealed one at once, and tapes of tests.
+"""New recordings: the names that they may take, writing a sealed recording at once, and tapes of tests.
 
 A path that ends in ``.mcap`` is one sealed file; any other path is a directory of segments. A recorder writes a file as
 the only segment of ``FILE.mcap.parts`` beside it, and the file takes its name when the segment is sealed. A killed
@@ -39,18 +39,18 @@ _SEGMENT_NS: Final = 1 << 62
 
 def require_new(path: Path, flag: str = "") -> None:
     """Raise ``UsageError``, which begins with the flag, unless a recording can get this name."""
-    said = f"{flag} " if flag else ""
+    prefix = f"{flag} " if flag else ""
     if path.suffix != FILE_SUFFIX:
         if path.exists() and not path.is_dir():
-            raise UsageError(f"{said}{path} is a file: a recording is a new file *.mcap or a directory")
+            raise UsageError(f"{prefix}{path} is a file: a recording is a new file *.mcap or a directory")
         if path.is_dir() and any(path.iterdir()):
-            raise UsageError(f"{said}{path} is not empty; nothing is overwritten")
+            raise UsageError(f"{prefix}{path} is not empty; nothing is overwritten")
     else:
-        for candidate in (path, path.with_name(f"{path.name}.parts")):
-            if candidate.exists():
-                raise UsageError(f"{said}{candidate} exists already; nothing is overwritten")
+        for taken_name in (path, path.with_name(f"{path.name}.parts")):
+            if taken_name.exists():
+                raise UsageError(f"{prefix}{taken_name} exists already; nothing is overwritten")
         if not path.absolute().parent.is_dir():
-            raise UsageError(f"{said}{path} must be in a directory that exists")
+            raise UsageError(f"{prefix}{path} must be in a directory that exists")
 
 
 def segment_file(path: Path, first_seq: int) -> Path:
@@ -74,7 +74,7 @@ class RecordingPath:
         return {} if self.file is None else {"segment_bytes": _SEGMENT_BYTES, "segment_ns": _SEGMENT_NS}
 
     def finish(self, number: int = 1) -> Path | None:
-        """The recorder is closed: name the file, the second one of a place ``FILE-2.mcap``.
+        """The recorder is closed: name the file, the second file of a place ``FILE-2.mcap``.
 
         Returns where the recording is; None when the parts stay, because they are not one sealed segment.
         """
@@ -105,7 +105,7 @@ class Made(msgspec.Struct, frozen=True):
 
     @property
     def events(self) -> int:
-        """How many events it spans."""
+        """The number of events that it spans."""
         return self.last_seq - self.first_seq + 1
 
 
@@ -136,7 +136,7 @@ def write_recording(path: Path, about: About, frames: Iterable[Frame]) -> Made:
     finally:
         draft.unlink(missing_ok=True)
         if file.parent == path and not found:
-            with contextlib.suppress(OSError):  # not empty: what it was made for is in it
+            with contextlib.suppress(OSError):  # not empty: the recording is in it
                 path.rmdir()
     sync_directory(file.parent)
     times = [entry for entry in segment.entries if entry.events] or segment.entries
@@ -146,7 +146,7 @@ def write_recording(path: Path, about: About, frames: Iterable[Frame]) -> Made:
 
 
 def keyframe_frame(about: About, keyframe: Keyframe, at_ns: int) -> Frame:
-    """The first frame of a recording: it repeats what the preamble says."""
+    """The first frame of a recording: it repeats the preamble's metadata."""
     data = fmt.encode_item(msgspec.structs.replace(keyframe, about=about))
     at = about.clock_anchor_ns + at_ns
     return Frame(fmt.KEYFRAMES, keyframe.seq, 0, at, at, data)
@@ -186,7 +186,7 @@ def write_dump(path: Path, about: About, state: CacheState, batches: list[list[E
     for events in batches:
         at = 0
         if not kept:
-            # Whole stimuli only: between the events of one an invariant may be open.
+            # Whole stimuli only: between the events of a stimulus an invariant may be open.
             at = next(
                 (i for i, event in enumerate(events) if event.at_ns >= begin_ns and event.cause != (
                     events[i - 1].cause if i else state.n)), len(events),
@@ -207,7 +207,7 @@ def write_dump(path: Path, about: About, state: CacheState, batches: list[list[E
     return write_recording(path, about, frames())
 
 
-# --- tapes: everything that one leader was told and decided -----------------------------------------------------------
+# --- tapes: all stimuli and events of a leader ------------------------------------------------------------------------
 
 
 EVENTS_MAX: Final = 1_000_000
@@ -232,7 +232,7 @@ class Tape:
         """Events behind the end of a full tape."""
 
     def take(self, stimulus: Stimulus, outcome: Outcome) -> None:
-        """One stimulus with what it led to."""
+        """Add a stimulus with its events."""
         if self.not_taped or len(self.events) + len(outcome.events) > EVENTS_MAX:
             self.not_taped += len(outcome.events)
             return

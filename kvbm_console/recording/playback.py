@@ -1,4 +1,4 @@
-"""Playback: a recording as a tape. Play, pause, step, seek; the console folds what it yields as it does live.
+"""Playback: a recording as a tape. Play, pause, step, seek; the console folds its items as it does live.
 
 ``Playback`` is the tape and knows neither clock nor screen; ``RecordingFeed`` moves it along the wall's clock and is
 what a console reads. Both belong to one thread.
@@ -28,7 +28,7 @@ TICK_EVENTS_MAX: Final = 50_000
 """Most events of one tick, about 50 ms of folding: however fast the tape runs, keys are answered."""
 SPEED_MAX: Final = 1_000_000.0
 FOLLOW_NS: Final = 100_000_000
-"""How often a tape that is being written is looked at: below what a person notices, 1 ms of work."""
+"""Interval at which a growing tape is read again: a person notices no delay, and a read takes 1 ms."""
 CHECKPOINT_EVENTS: Final = 2_048
 """A seek keeps the facts at most this far in front of its target, so that steps back from there fold only so much."""
 CHECKPOINT_BYTES_MAX: Final = 64 * 1024 * 1024
@@ -36,7 +36,7 @@ CHECKPOINT_BYTES_MAX: Final = 64 * 1024 * 1024
 
 
 class Playback:
-    """A tape over one recording. ``position_seq`` is the last event that is applied; it stands at the first one.
+    """A tape over one recording. ``position_seq`` is the last event that is applied; it begins at the first event.
 
     Numbers outside of the recording are moved to its ends. A number inside a gap is moved to the last number of the
     gap, from which the facts are known again.
@@ -45,7 +45,7 @@ class Playback:
     def __init__(self, recording: Recording, *, follow: bool = False) -> None:
         self.recording = recording
         self.follow = follow
-        """Whether the recording is still being written and more of it is looked for."""
+        """Whether the recording is still being written and is read again."""
         self._live = False
         self.first_seq = recording.first_seq
         self.last_seq = recording.last_seq
@@ -64,11 +64,11 @@ class Playback:
         self._jumped = True
         self.seek(self.first_seq)
 
-    # --- what it shows ---
+    # --- position ---
 
     @property
     def position_seq(self) -> int:
-        """The last event that is applied, one below the first when there is none."""
+        """The last event that is applied; the first number minus 1 when no event is applied."""
         return self._state.seq - 1
 
     @property
@@ -99,7 +99,7 @@ class Playback:
     # --- keys ---
 
     def play(self) -> None:
-        """Go on; at the end it stays there, and what is written from then on is shown as it comes if it follows."""
+        """Go on. At the end of a followed tape, events are then shown as they are written."""
         self.playing = self.follow or not self.at_end
         self._live = self.follow and self.at_end
         self.on_change()
@@ -153,7 +153,7 @@ class Playback:
     # --- for the feed ---
 
     def refresh(self) -> None:
-        """See what was written since. At the end of a tape that plays, it is shown at once, whatever the speed."""
+        """Read the new events. At the end of a playing tape they are shown at once, whatever the speed."""
         at_end = self.at_end
         if not self.follow or not self.recording.refresh():
             return
@@ -164,7 +164,7 @@ class Playback:
             self._ahead = self.recording.events(self._state.seq)
 
     def advance(self, elapsed_ns: int) -> None:
-        """So much time of the wall has passed while playing: apply what the tape comes to."""
+        """Apply the events of ``elapsed_ns`` of wall time, if playing."""
         if not self.playing:
             return
         self._tape_ns = max(self._tape_ns, self._state.at_ns) + round(elapsed_ns * self.speed)

@@ -72,7 +72,7 @@ def parse_position(text: str, *, utc: bool = False) -> Position:
 
 
 def seq_of(recording: Recording, place: Position, *, following: bool = False) -> int:
-    """The event at a place: for a time the last one not later or, with ``following``, the first one not earlier."""
+    """The event at a place: for a time the last event not later or, with ``following``, the first event not earlier."""
     if place.kind == "end":
         return recording.last_seq
     if place.kind == "seq":
@@ -88,7 +88,7 @@ def seq_of(recording: Recording, place: Position, *, following: bool = False) ->
 
 
 def verdict_seq(recording: Recording) -> int | None:
-    """The verdict with which a recording of ``explore`` ends, looked for in its last batches; None without one."""
+    """The verdict in the last batches of a recording of ``explore``; None without a verdict."""
     last = next((entry for entry in reversed(recording.entries) if entry.events), None)
     if last is None:
         return None
@@ -105,7 +105,7 @@ def _since_1970(at: datetime) -> int:
 
 
 def _on_its_day(recording: Recording, place: Position) -> int:
-    """The engine's time at a time of day: the first one since the beginning, if the recording lasts until then."""
+    """The engine's time at the first such time of day since the beginning, if the recording lasts until then."""
     anchor_ns = recording.segments[0].about.clock_anchor_ns
     first_ns = recording.segments[0].entries[0].first_ns if recording.segments[0].entries else 0
     begin = datetime.fromtimestamp((anchor_ns + first_ns) // SECOND_NS, place.zone)
@@ -122,7 +122,7 @@ def last_ns(recording: Recording) -> int:
 
 
 def seq_at(recording: Recording, at_ns: int) -> int:
-    """Number of the last event that is not later than ``at_ns``; one below the first when all are later."""
+    """Number of the last event not later than ``at_ns``; the first number minus 1 when all are later."""
     places = [(segment, entry) for segment in recording.segments for entry in segment.entries]
     index = bisect_right(places, at_ns, key=lambda place: place[1].first_ns) - 1
     if index < 0:

@@ -56,7 +56,7 @@ class Recording:
         self.segments = segments
         self.runs = runs
         self.unreadable: Mapping[Path, str] = unreadable or {}
-        """Damaged segments of the directory that stand in front of this run, with what is wrong."""
+        """Damaged segments of the directory that stand in front of this run, with their errors."""
         about = segments[0].about
         self.config = about.config
         self.clock_anchor_ns = about.clock_anchor_ns
@@ -73,12 +73,12 @@ class Recording:
         """Numbers of the events that keyframes precede, ascending."""
         self.gaps = _gaps(segments)
         self.first_seq = self.keyframe_seqs[0] if self.keyframe_seqs else segments[0].about.first_seq
-        """The first event whose effect on the facts is known: the one behind the first keyframe."""
+        """The first event whose effect on the facts is known, which is the event behind the first keyframe."""
         self.last_seq = segments[-1].next_seq - 1
 
     @classmethod
     def open(cls, path: Path, run: str | None = None) -> "Recording":
-        """A directory (its last run, or the one with this incarnation) or one file.
+        """A directory (its last run, or the run with this incarnation) or a file.
 
         Raises ``RecordingError``, and ``NotFound`` when it holds no such run.
         """
@@ -93,14 +93,14 @@ class Recording:
         return cls(path, [segment], [held])
 
     def refresh(self) -> bool:
-        """See what was written since: at the end of the last segment, and in newer ones. Whether there is more.
+        """Read the new frames of the last segment, and newer segments. Returns whether the recording has grown.
 
         Everything that was known stays as it is; segments that were sealed or removed meanwhile stay readable.
         """
         last, grown = refreshed(self.segments[-1])
         newer = newer_segments(last.path, self.incarnation)
         if newer:
-            # The writer begins a segment when the one before it has its last event: only now that one is complete.
+            # The writer begins a segment after the last event of the segment before, which is complete only now.
             last, more = refreshed(last)
             grown |= more
         if not grown and not newer:
@@ -109,7 +109,7 @@ class Recording:
         self._index()
         return True
 
-    # --- what it is ---
+    # --- identity ---
 
     @property
     def events_count(self) -> int:
@@ -152,12 +152,12 @@ class Recording:
                     _spread(counts, frame, begin + anchor, span)
         return counts
 
-    # --- what is in it ---
+    # --- content ---
 
     def frames(self, first_seq: int | None = None) -> Iterator[Frame]:
         """All frames in the order in which they were written, from the entry that holds ``first_seq`` on.
 
-        Between two segments of which the second does not go on where the first one ends stands a ``Gap`` of ours. A
+        Two segments have a ``Gap`` of ours between them if the second does not go on where the first ends. A
         packed keyframe is one frame.
         """
         return unpacked_frames(self._frames(first_seq), self.path)
@@ -183,7 +183,7 @@ class Recording:
                     yield events[skipped:] if skipped else events
 
     def _from(self, first_seq: int | None) -> list[tuple[Segment, IndexEntry]]:
-        """The entries from the one that holds ``first_seq`` on, all when None."""
+        """The entries from the entry with ``first_seq`` on; all entries when None."""
         return self._places[0 if first_seq is None else max(0, bisect_right(self._starts, first_seq) - 1) :]
 
     def stimuli(self) -> Iterator[list[Stimulus]]:
@@ -201,7 +201,7 @@ class Recording:
         return None
 
     def _keyframe_at(self, place: int) -> Keyframe:
-        """The keyframe of this entry; the parts of a packed one stand in the entries in front of it."""
+        """The keyframe of this entry; the parts of a packed keyframe stand in the entries in front of the entry."""
         segment, entry = self._places[place]
         keyframe = _keyframe_of(segment, entry)
         if not keyframe.parts:
@@ -275,7 +275,7 @@ def _end_of(segment: Segment) -> SegmentEnd | None:
 
 
 def _gap_reason(before: Segment) -> str:
-    """Why the segment behind this one does not go on where this one ends."""
+    """The reason why the next segment does not go on where this segment ends."""
     end = _end_of(before)
     return PAUSED if end is not None and not end.more else MISSING
 
@@ -320,7 +320,7 @@ def _open_directory(directory: Path, run: str | None) -> Recording:
     ours = [segment for segment in segments if segment.about.incarnation == wanted]
     following = [segment.path.stem for segment in segments if segment.path.stem > ours[-1].path.stem]
     for path, error in unreadable.items():
-        # A damaged segment names no run. In front of this run, or behind the next one, it belongs to another run.
+        # A damaged segment names no run. In front of this run, or behind the next run, it belongs to another run.
         if ours[0].path.stem < path.stem and not (following and following[0] < path.stem):
             raise error
     return Recording(directory, ours, runs, {path: str(error) for path, error in unreadable.items()})
@@ -331,14 +331,14 @@ class _Moved(RecordingError):
 
 
 def _open_segments(directory: Path) -> tuple[list[Segment], dict[Path, RecordingError]]:
-    """The segments of a directory, and what is wrong with each that cannot be opened.
+    """The segments of a directory, and the error of each segment that cannot be opened.
 
     Beside the files that a recorder has named others are passed over; a directory without these is one into which
     whole recordings were put.
     """
     files = list(directory.glob("*.mcap"))
     sealed = {path.stem: path for path in files if segment_number(path)}
-    # A crash between rename and removal leaves both: the sealed one is whole.
+    # A crash between rename and removal leaves both files, of which the sealed file is whole.
     active = {path.stem: path for path in active_segments(directory) if path.stem not in sealed}
     if not sealed and not active:
         sealed = {path.stem: path for path in files}
@@ -357,7 +357,7 @@ def _open_segments(directory: Path) -> tuple[list[Segment], dict[Path, Recording
 
 
 def _gaps(segments: list[Segment]) -> list[Gap]:
-    """Stated gaps, those that touch made one, and what is missing between two segments."""
+    """Stated gaps, with adjacent gaps merged, and the missing events between two segments."""
     gaps: list[Gap] = []
     before: Segment | None = None
     for segment in segments:

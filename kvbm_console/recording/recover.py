@@ -1,4 +1,4 @@
-"""Recovery: makes whole what a writer that died left behind, and rebuilds a damaged index.
+"""Recovery: makes the segments of a killed writer whole, and rebuilds a damaged index.
 
 A torn tail is cut off, because it was never acknowledged. Damage in front of valid frames is refused. A salvage keeps
 all whole frames, puts a ``Gap`` where bytes were cut out, and leaves the damaged file beside it. A sealed segment whose
@@ -39,7 +39,7 @@ from kvbm_console.wire.batches import MalformedBatch, event_chunk, unpack_stimul
 DAMAGED_SUFFIX: Final = ".damaged"
 
 Progress = Callable[[str, int, int], None]
-"""(what, done, of): called now and then while something takes long."""
+"""(step, done, total): called now and then during a long step."""
 
 
 class Recovered(msgspec.Struct, frozen=True):
@@ -65,7 +65,7 @@ class Leftovers(msgspec.Struct, frozen=True):
 
 
 def prepare_directory(directory: Path) -> Leftovers:
-    """Before a recorder begins, under its lock: drop drafts, recover active segments, leave damaged ones as they are.
+    """Drop drafts and recover active segments, under the lock of a recorder that begins. Damaged segments stay.
 
     Raises ``OSError``.
     """
@@ -76,7 +76,7 @@ def prepare_directory(directory: Path) -> Leftovers:
 
 
 class Prepared(msgspec.Struct, frozen=True):
-    """A directory that is ours, recovered: what may take a second, done before the stream has to be met."""
+    """A locked and recovered directory. Recovery may take a second, so it is done before the stream begins."""
 
     lock: DirectoryLock
     left: Leftovers
@@ -182,7 +182,7 @@ def _salvage_or_set_aside(path: Path, buffer: Buffer) -> Recovered:
     try:
         return salvage_segment(path, buffer)
     except CorruptRecording as error:
-        # Its description is gone, and no frame repeats it: what else is in it cannot be told from anything else.
+        # Its description is gone, and no frame repeats it, so the rest of its content cannot be identified.
         os.rename(path, path.with_name(path.name + DAMAGED_SUFFIX))
         return Recovered(path, "set_aside", len(buffer), error=str(error))
 
@@ -229,7 +229,7 @@ def _salvaged_preamble(path: Path, buffer: Buffer) -> tuple[About, int]:
     try:
         return read_preamble(buffer, path.name)
     except RecordingError as error:
-        # The first keyframe of a segment repeats what the preamble said.
+        # The first keyframe of a segment repeats the preamble's metadata.
         for frame, _ in _whole_frames(buffer, 0):
             if frame.channel == fmt.KEYFRAMES:
                 with contextlib.suppress(msgspec.MsgspecError):
@@ -329,7 +329,7 @@ class _Chunks:
         self.lost_bytes = 0
 
     def frames(self) -> Iterator[Frame]:
-        """In order; afterwards ``lost_bytes`` is known."""
+        """The frames in order; afterwards ``lost_bytes`` is known."""
         at, size = len(fmt.MAGIC), len(self._buffer)
         while at + fmt.RECORD_HEAD.size <= size:
             opcode, length = fmt.RECORD_HEAD.unpack_from(self._buffer, at)
@@ -347,7 +347,7 @@ class _Chunks:
         self.lost_bytes = size - at
 
     def _whole(self, message: Frame) -> Frame:
-        """The frame with its full number and its count, both read from what it holds."""
+        """The frame with its full number and its count, both read from its content."""
         count = 0
         if message.channel == fmt.EVENTS:
             count = event_chunk(message.data).count

@@ -1,6 +1,6 @@
 """Reading the frames of a segment that is being written, or was left behind: whole, torn or damaged.
 
-Law of this file: a frame counts when its lengths agree, its CRC is right and it begins where the one before it ended.
+Law of this file: a frame counts when its lengths agree, its CRC is right and it begins where the frame before it ended.
 Bytes behind the last such frame are a torn tail when no valid frame follows them, and damage when one does.
 """
 
@@ -31,7 +31,7 @@ lengths of a hostile file would make it quadratic."""
 
 
 class NotARecording(RecordingError):
-    """Raised for a file that does not begin as ours do: a foreign one, or its first block was lost with the power."""
+    """Raised for a file without our preamble: a foreign file, or a file that lost its first block with the power."""
 
 
 class Torn(RecordingError):
@@ -39,7 +39,7 @@ class Torn(RecordingError):
 
 
 def map_file(path: Path, size: int | None = None) -> Buffer:
-    """The file's bytes, or the first ``size``; what is appended later is not seen. An empty file has empty bytes."""
+    """The file's bytes, or the first ``size``; appended bytes are not seen. An empty file has empty bytes."""
     with path.open("rb") as file:
         size = file.seek(0, 2) if size is None else size
         return mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) if size else b""
@@ -195,7 +195,7 @@ class EntryBuilder:
         self._gaps: list[Gap] = []
 
     def add(self, frame: Frame) -> None:
-        """One more frame. Raises ``msgspec.DecodeError`` when a keyframe or mark is not one."""
+        """Add a frame. Raises ``msgspec.DecodeError`` for bytes that are no keyframe or mark."""
         if not self.frames:
             self._first_seq = frame.first_seq
             self._first_ns = max(self.now_ns, frame.log_ns - self._anchor_ns)
@@ -215,7 +215,7 @@ class EntryBuilder:
                 self._gaps.append(mark)
 
     def take(self, offset: int, length: int) -> IndexEntry:
-        """The entry of the frames added so far, which stand at ``offset``; begins a new one."""
+        """The entry of the frames added so far, which stand at ``offset``; begins a new entry."""
         entry = IndexEntry(
             offset, length, self._keyframe, self._complete, self._first_seq, self._end_seq, self._events, self._stimuli,
             self._first_ns, self.now_ns, tuple(self._gaps),
@@ -239,9 +239,9 @@ class Scan(msgspec.Struct, frozen=True):
     resume_offset: int | None
     """The offset at which valid frames go on behind damage, None when there is no damage."""
     jump: bool
-    """The damage is a frame that is valid and does not follow the one before it."""
+    """The damage is a valid frame that does not follow the frame before it."""
     unreadable: bool = False
-    """The damage is a frame that is valid and whose content is not what it should be."""
+    """The damage is a valid frame with wrong content."""
 
     @property
     def torn_bytes(self) -> int:

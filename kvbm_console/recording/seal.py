@@ -36,7 +36,7 @@ from kvbm_console.recording.threads import Worker
 CHUNK_BYTES: Final = 256 * 1024
 """Decompressed bytes of a chunk: a reader decompresses whole chunks, and four times as much gains 1 % of size."""
 LIBRARY_CHUNK_BYTES: Final = 2 * fmt.FRAME_BYTES_MAX
-"""Above every chunk of ours, so that the library never ends one by itself and our index knows them all."""
+"""The size is above every chunk of ours, so the library never ends a chunk and our index knows all chunks."""
 SEAL_NICENESS: Final = 15
 """Measured: sealing in a thread raises the recorder's p99.9 to 3.9 ms, in a process of low priority to 94 us."""
 SEAL_RETRY_S: Final = 5.0
@@ -214,7 +214,7 @@ def _same(sealed: Frame, active: Frame) -> bool:
 
 
 class BackgroundSealer:
-    """Seals segments one after the other in a process of low priority, and keeps the directory within its retention.
+    """Seals segments in turn in a process of low priority, and keeps the directory within its retention.
 
     A segment that cannot be sealed stays active until the next start. A process that cannot be started (no
     descriptors, no memory) is tried again after ``SEAL_RETRY_S``; ``failure`` says why until then.
@@ -245,7 +245,7 @@ class BackgroundSealer:
         return self._seal_failure or self._retain_failure
 
     def add(self, path: Path) -> None:
-        """Seal this one too."""
+        """Add a segment to the queue."""
         self._queue.put(path)
 
     def retain(self, growth: int | None = None) -> bool:
@@ -289,7 +289,7 @@ class BackgroundSealer:
         return max(0, sizes[0] - sizes[1])
 
     def _abandon(self, stem: str) -> None:
-        """End the sealing of this segment, if it is the one being sealed; the caller holds the lock."""
+        """End the sealing of this segment if it is being sealed; the caller holds the lock."""
         child, path = self._child, self._sealing
         if child is None or path is None or path.stem != stem:
             return

@@ -51,7 +51,7 @@ COMPRESSION: Final = "zstd"
 
 
 class SealedSegment:
-    """An open ``.mcap`` segment. Raises ``RecordingError`` for foreign files, ``CorruptRecording`` for damaged ones."""
+    """An open ``.mcap`` segment. Raises ``RecordingError`` for a foreign, ``CorruptRecording`` for a damaged file."""
 
     sealed: Final = True
     torn_bytes: Final = 0
@@ -71,7 +71,7 @@ class SealedSegment:
 
     @property
     def next_seq(self) -> int:
-        """Number of the event behind the last one."""
+        """Number of the event behind the last event."""
         return self.entries[-1].end_seq if self.entries else self.about.first_seq
 
     def frames(self, entry: IndexEntry) -> Iterator[Frame]:
@@ -207,7 +207,7 @@ def _index_entries(buffer: Buffer, place: AttachmentIndex, summary_start: int) -
 
 
 def _read_chunk(buffer: Buffer, offset: int) -> bytes:
-    """The decompressed records of one chunk, after its lengths and before its content was believed."""
+    """The decompressed records of one chunk, after its lengths and before its content is trusted."""
     opcode, length = fmt.RECORD_HEAD.unpack_from(buffer, offset)
     at = offset + fmt.RECORD_HEAD.size
     end = at + length
@@ -230,7 +230,7 @@ def _read_chunk(buffer: Buffer, offset: int) -> bytes:
 
 
 def _frames_of(messages: list[Frame], entry: IndexEntry) -> Iterator[Frame]:
-    """The upper halves of the numbers come from the entry, the counts from what follows."""
+    """The upper halves of the numbers come from the entry, the counts from the following bytes."""
     seqs = [entry.first_seq + (message.first_seq - entry.first_seq & fmt.SEQ_MASK) for message in messages]
     seqs.append(entry.end_seq)
     _require(seqs == sorted(seqs), "the numbers of a chunk are out of order")
@@ -302,7 +302,7 @@ class ActiveSegment:
         return frames_between(data, 0, entry.length, self.path.name, at=entry.offset)
 
     def refresh(self) -> bool:
-        """Take the frames that came since; whether there are any. Raises ``OSError`` when the file is gone."""
+        """Take the new frames; returns whether any came. Raises ``OSError`` when the file is gone."""
         if self.end is not None:
             return False
         if os.stat(self.path).st_ino != os.fstat(self._fd).st_ino:
@@ -321,7 +321,7 @@ class ActiveSegment:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def _take(self, size: int) -> bool:
-        """Verify and index what follows, a window of it; whether that was anything."""
+        """Verify and index the next window of bytes; returns whether it held a frame."""
         open_entry = bool(self.entries) and not self.entries[-1].keyframe and self.entries[-1].length < ENTRY_BYTES
         kept = self.entries[:-1] if open_entry else self.entries
         base, first_seq = self._end_offset, self.next_seq
@@ -347,7 +347,7 @@ class ActiveSegment:
         return True
 
     def _is_damaged(self) -> bool:
-        """Whether a valid frame follows what does not count."""
+        """Whether a valid frame follows the bytes that do not count."""
         at = self._end_offset if self._damage_from is None else self._damage_from
         while at < self.size:
             data = self._read(at, WINDOW_BYTES_MAX)
@@ -369,7 +369,7 @@ def open_segment(path: Path) -> Segment:
 
 
 def refreshed(segment: Segment) -> tuple[Segment, bool]:
-    """The segment with what came since, and whether something did; its sealed twin when it was sealed meanwhile."""
+    """The segment with its new frames, and whether any came; its sealed twin when it was sealed meanwhile."""
     if isinstance(segment, SealedSegment):
         return segment, False
     try:
@@ -378,7 +378,7 @@ def refreshed(segment: Segment) -> tuple[Segment, bool]:
         try:
             twin = SealedSegment(segment.path.with_suffix(".mcap"))
         except RecordingError:
-            return segment, False  # removed with its directory: what was seen stays
+            return segment, False  # removed with its directory: the frames seen so far stay
         return twin, True
     except OSError:
         return segment, False
@@ -387,7 +387,7 @@ def refreshed(segment: Segment) -> tuple[Segment, bool]:
 def newer_segments(last: Path, incarnation: str) -> list[Segment]:
     """The segments of the same run that stand behind ``last`` in its directory."""
     paths: dict[str, Path] = {}
-    for suffix in (".active", ".mcap"):  # a crash between rename and removal leaves both: the sealed one is whole
+    for suffix in (".active", ".mcap"):  # a crash between rename and removal leaves both; the sealed file is whole
         ours = (path for path in last.parent.glob(f"*{suffix}") if segment_number(path))
         paths |= {path.stem: path for path in ours if path.stem > last.stem}
     found: list[Segment] = []
@@ -395,7 +395,7 @@ def newer_segments(last: Path, incarnation: str) -> list[Segment]:
         try:
             segment = open_segment(path)
         except (RecordingError, OSError):
-            # Begun this moment, sealed this moment, or damaged: what is behind it is seen when it can be.
+            # Begun this moment, sealed this moment, or damaged: the segments behind it are opened later.
             return found
         if segment.about.incarnation == incarnation and segment.entries:
             found.append(segment)

@@ -2,7 +2,7 @@
 
 A thread that releases the interpreter beside a busy thread gets it back only after a switch interval of 5 ms. Waking it
 costs more than its work for a flush. So behind each write the writing thread rests for ``WRITE_GAP_S`` and then takes
-everything that waits in one write.
+all waiting flushes in a single write.
 
 The sync thread makes written events survive a power loss, once a second. ``synced_seq`` names an event only when all
 files up to that event, and their directory entries, were made durable after the write. A file whose sync failed is
@@ -66,9 +66,9 @@ class Worker:
 
 
 WRITE_GAP_S: Final = 0.05
-"""How much later a write comes than it might, at most: what a kill may take, where a power loss takes a second."""
+"""The longest delay of a write. A kill loses at most this time, while a power loss takes a second."""
 HURRY_SHARE: Final = 4
-"""When this part of what may wait does, the rest is over."""
+"""The rest ends when 1/4 of the bytes that may wait do wait."""
 BATCH_MAX: Final = 128
 """Flushes that one write takes, 6 buffers each: a system takes 1,024. With a write for each flush an engine at full
 speed, that flushes every millisecond, lost two thirds of its events."""
@@ -103,9 +103,9 @@ Item = Chunks | Key | threading.Event | None
 
 
 class WriteQueue:
-    """Between the service's thread, that puts, and the writing one, that takes.
+    """The queue between the service's thread, which puts, and the writing thread, which takes.
 
-    ``bytes_max`` is what the service lets wait; without ``gap_s`` nothing rests.
+    ``bytes_max`` is the limit of waiting bytes; without ``gap_s`` the thread never rests.
     """
 
     def __init__(self, bytes_max: int, gap_s: float = WRITE_GAP_S) -> None:
@@ -115,7 +115,7 @@ class WriteQueue:
         self._gap_s = gap_s
         self._put_bytes = self._done_bytes = 0
         self._turn = 0
-        """How many are to be done before the next rest."""
+        """Items to be done before the next rest."""
 
     @property
     def bytes(self) -> int:
@@ -132,22 +132,22 @@ class WriteQueue:
             self._hurry.set()
 
     def take(self, timeout_s: float | None) -> list[Item]:
-        """At least one item, at most ``BATCH_MAX`` flushes; only the last one may be none. Raises ``queue.Empty``."""
-        taken = [self._items.get(timeout=timeout_s)]
-        while isinstance(taken[-1], Chunks) and len(taken) < BATCH_MAX and not self._items.empty():
-            taken.append(self._items.get())
-        return taken
+        """At least one item, at most ``BATCH_MAX`` flushes; only the last may be no flush. Raises ``queue.Empty``."""
+        items = [self._items.get(timeout=timeout_s)]
+        while isinstance(items[-1], Chunks) and len(items) < BATCH_MAX and not self._items.empty():
+            items.append(self._items.get())
+        return items
 
     def forget(self, items: list[Item]) -> None:
-        """They wait no more."""
+        """The items wait no more."""
         self._done_bytes += sum(item.bytes for item in items if isinstance(item, Chunks))
 
     def done(self, items: list[Item]) -> None:
-        """They are written or counted; rest when they are the last of what waited at the end of the rest before."""
+        """The items are written or counted. Rest after the last item that waited at the end of the rest before."""
         self.forget(items)
         self._turn -= len(items)
         if self._gap_s and self._turn <= 0:
-            # What comes during a write does not keep it from resting: beside a busy thread something always does.
+            # Items that come during a write do not prevent the rest, because beside a busy thread some always come.
             self._hurry.wait(self._gap_s)
             self._hurry.clear()
             self._turn = self._items.qsize()
@@ -157,7 +157,7 @@ class WriteQueue:
 
 
 class Syncer:
-    """Syncs the files of one recorder. ``written`` tells the last event that is in them.
+    """Syncs the files of one recorder. ``written`` returns the last event in the files.
 
     It syncs every ``interval_s``; with 0 only when woken (after every flush), with None at the end of a segment.
     """
@@ -168,7 +168,7 @@ class Syncer:
     ) -> None:
         self.synced_seq = written()
         self.synced_ns = clock()
-        """When ``synced_seq`` was taken, on the monotonic clock."""
+        """The monotonic time at which ``synced_seq`` was taken."""
         self.failed: SyncFailed | None = None
         """Set when the current segment is over because of it; ``switched`` clears it."""
         self.failures = 0
@@ -188,7 +188,7 @@ class Syncer:
         self.worker = Worker("recorder-sync", self._run)
 
     def switched(self, new: SegmentFile) -> SyncFailed | None:
-        """The recorder writes to ``new`` now. Returns what failed in the segment before, if anything did."""
+        """The recorder writes to ``new`` now. Returns the failed sync of the segment before, if any."""
         with self._lock:
             failed, self.failed = self.failed, None
             if failed is not None:
@@ -199,7 +199,7 @@ class Syncer:
         return failed
 
     def wake(self) -> None:
-        """Sync now, without waiting for it; several wakes while one pass runs come to one more pass."""
+        """Sync now, without waiting for it; several wakes during a pass cause a single further pass."""
         self._wake.set()
 
     def sync(self, timeout_s: float) -> bool:
@@ -240,7 +240,7 @@ class Syncer:
             self.asked_ns = None
 
     def _pass(self) -> None:
-        # The order matters: events up to this one are in files that are in the list when it is copied afterwards.
+        # The order matters: events up to this number are in files of the list, which is copied afterwards.
         written = self._written()
         with self._lock:
             if self.failed is not None:

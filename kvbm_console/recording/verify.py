@@ -2,7 +2,7 @@
 
 *State replay* folds the recorded events from each keyframe on, audits the invariants on the way and compares the facts
 with every later keyframe. *Decision replay* feeds the recorded stimuli to a leader restored from a complete keyframe
-and compares what it decides event for event, its memory included.
+and compares its events and its memory with the recorded ones.
 
 Law of this file: a replay stops at the first difference and names it. A stretch that could not be compared never counts
 as equal.
@@ -38,7 +38,7 @@ AUDITS: Final = 200
 stimulus."""
 
 Progress = Callable[[str, int, int], None]
-"""(what, events done, events in all)."""
+"""(step, events done, events in all)."""
 
 
 class VerifyReport(msgspec.Struct, frozen=True):
@@ -61,7 +61,7 @@ class VerifyReport(msgspec.Struct, frozen=True):
     missing: int
     """Events in gaps."""
     digest: str | None
-    """Of the facts behind the last event, None when they are unknown."""
+    """The digest of the facts behind the last event; None when they are unknown."""
     decisions: bool = True
     """False when it holds no stimuli with a complete keyframe in front: then only the state was replayed."""
     unknown: int = 0
@@ -75,7 +75,7 @@ class VerifyReport(msgspec.Struct, frozen=True):
 
 
 class _Difference(Exception):
-    """Ends the verification with its one sentence."""
+    """Raised to end the verification; the text is the first difference."""
 
 
 def verify(path: Path, progress: Progress | None = None) -> VerifyReport:
@@ -89,7 +89,7 @@ def verify(path: Path, progress: Progress | None = None) -> VerifyReport:
     earlier = [_earlier(path, run, progress) for run in recording.runs if run != recording.incarnation]
     unreadable = [f"{file.name} cannot be read: {error}" for file, error in recording.unreadable.items()]
     findings = report.findings + unreadable
-    ok = report.ok and not findings and all(run_report.ok for run_report in earlier)
+    ok = report.ok and not findings and all(each.ok for each in earlier)
     return msgspec.structs.replace(report, ok=ok, findings=findings, earlier=earlier)
 
 
@@ -109,8 +109,8 @@ def _verified(recording: Recording, progress: Progress | None) -> VerifyReport:
     difference: str | None = None
     try:
         run.run()
-    except _Difference as found:
-        difference = str(found)
+    except _Difference as error:
+        difference = str(error)
     state = run.state
     removed = [
         f"events {gap.first} to {gap.last} are missing: a segment was removed"
@@ -161,7 +161,7 @@ class _Verification:
         if self.state is not None:
             self._stimulus_ends(self.state)
             self._audit(self.state)
-        # What a killed writer did not get to record is no difference; what a closed recording lacks is one.
+        # Events that a killed writer did not record are no difference, but events that a closed recording lacks are.
         if self.finished and self.decided:
             event = self.decided[0]
             raise self._surplus(event, "its end")
@@ -234,7 +234,7 @@ class _Verification:
         self.stimuli += len(stimuli)
 
     def _undecidable(self, stimuli: int) -> None:
-        """From here to the next complete keyframe today's leader cannot be compared with the one that decided."""
+        """Today's leader cannot be compared with the recorded leader until the next complete keyframe."""
         self.not_rerun += stimuli
         self.leader = None
         self.pending.clear()
@@ -288,7 +288,7 @@ class _Verification:
             self.progress("verify", self.events, self.total)
 
     def _fold_doubtful(self, state: CacheState, events: list[Event]) -> bool:
-        """Fold behind an event that was passed over; what does not fit any more makes the facts unknown."""
+        """Fold behind an event that was passed over; an event that no longer fits makes the facts unknown."""
         try:
             fold(state, events, self.path)
         except CorruptRecording:

@@ -60,19 +60,19 @@ COMPLETE_EVENTS_MAX: Final = 600_000
 KEYFRAMES_PER_SEGMENT: Final = 4
 """A segment holds at least so many times the bytes of its keyframe, unless ``keep`` leaves less."""
 KEEP_SHARE_PERCENT: Final = 30
-"""A segment takes this part of what is kept: one is written, one is sealed, and its draft fits, too."""
+"""A segment takes this part of ``keep``, so that an active segment, a sealed segment and its draft fit."""
 KEEP_SHARE_MAX_PERCENT: Final = 45
-"""A segment that needs more for its keyframe takes at most this part: two fit, unsealed."""
+"""A segment with a larger keyframe takes at most this part, so that two unsealed segments fit."""
 KEEP_PER_MARKS: Final = 256
-"""This part of what is kept is left for the marks of a segment."""
+"""1/256 of ``keep`` is left for the marks of a segment."""
 ROTATION_RETRY_S: Final = 5.0
 """A rotation that the disk refused is tried again this often; the old segment goes on meanwhile."""
 
 FRAME_HEAD_BYTES: Final = fmt.MESSAGE_HEAD.size + fmt.CHECK.size
 HANG_S: Final = 5.0
-"""A disk that has not answered a call for so long is told: until the queue is full nothing is lost."""
+"""A call that the disk has not answered for so long is reported; no event is lost until the queue is full."""
 CLOSE_TIMEOUT_S: Final = 3.0
-"""A disk that hangs must not keep the daemon from ending; what is not written by then is as after a kill."""
+"""A hanging disk must not keep the daemon from ending; events not written by then are lost, as after a kill."""
 
 TakeKeyframe = Callable[[], tuple[int, bytes, bytes]]
 """(number of the next event, facts, memory) of the leader, as of now. A mirror of a leader has no memory."""
@@ -99,7 +99,7 @@ class FrameTooLarge(OSError):
 
 
 class KeepReached(OSError):
-    """Raised where the next bytes would break what is kept, although all older segments are gone."""
+    """Raised where the next bytes would exceed ``keep`` although all older segments are removed."""
 
     patience_s = TOO_LARGE_RETRY_S
 
@@ -110,7 +110,7 @@ class SegmentOver(KeepReached):
     patience_s = ROTATION_RETRY_S
 
 
-def _said(error: Exception) -> str:
+def _reason_of(error: Exception) -> str:
     """The reason that a person reads: the system's words, or a bug's."""
     if isinstance(error, OSError):
         return error.strerror or os.strerror(error.errno or 0)
@@ -155,7 +155,7 @@ class Recorder:
             if isinstance(error, OSError):
                 raise UsageError(f"cannot record to {directory}: {error.strerror}") from None
             raise
-        # Of the service's thread.
+        # The service's thread writes these.
         self._head = seq
         self._last_ns = 0
         self._dropped = self._since_keyframe = self._since_complete = self._keys_sent_bytes = self._healed_loss = 0
@@ -166,15 +166,15 @@ class Recorder:
         self._rotation_refused: str | None = None
         """Why the last rotation failed; the old segment goes on meanwhile."""
         self._keyframe_refused: str | None = None
-        """Why the last keyframe was left out; what comes is written behind the one before it."""
+        """Why the last keyframe was left out; new events follow the keyframe before."""
         self._closed = self._durable = self._sealed = self._released = False
         self.unsealed: list[Path] = []
         """Segments that ``close`` left active."""
-        # Of the writing thread; the other one only reads them.
+        # The writing thread writes these; the service's thread only reads them.
         self._next_seq = seq
         self._log_ns = self._last_publish_ns = anchor
         self.written_seq = seq - 1
-        """The last event that a ``kill -9`` cannot take any more; one below the first before there is one."""
+        """The last event that survives a ``kill -9``; the first number minus 1 at the beginning."""
         self._spacing = self._complete_spacing = keyframe_events or KEYFRAME_EVENTS_MIN
         self._keys_done_bytes = 0
         self._asked_ns: int | None = None
@@ -207,7 +207,7 @@ class Recorder:
         self.workers = {
             "recorder": self._worker, "recorder sync": self._syncer.worker, "recorder seal": self._sealer.worker,
         }
-        """Its threads by name; one that ended is restarted by ``restart``."""
+        """Its threads by name; ``restart`` restarts an ended thread."""
 
     # --- the service's thread ----------------------------------------------------------------------------------------
 
@@ -259,9 +259,9 @@ class Recorder:
     def _hanging(self) -> str | None:
         """The call that the disk has not answered."""
         now_ns = self._clock()
-        for what, since_ns in (("write", self._asked_ns), ("sync", self._syncer.asked_ns)):
+        for call, since_ns in (("write", self._asked_ns), ("sync", self._syncer.asked_ns)):
             if since_ns is not None and now_ns - since_ns >= HANG_S * SECOND_NS:
-                return f"the disk has not answered a {what} for more than {HANG_S:g} s"
+                return f"the disk has not answered a {call} for more than {HANG_S:g} s"
         return None
 
     def restart(self, name: str) -> None:
@@ -292,7 +292,7 @@ class Recorder:
         return self._sealer.failure
 
     def settle(self, timeout_s: float = CLOSE_TIMEOUT_S) -> bool:
-        """Wait until what was offered is written or counted, then for a sync; False when the disk takes longer.
+        """Wait until all offered chunks are written or counted, then for a sync; False when the disk takes longer.
 
         For tools and tests: a service never waits for its recorder.
         """
@@ -301,7 +301,7 @@ class Recorder:
         return passed.wait(timeout_s) and self._syncer.sync(timeout_s)
 
     def end(self) -> None:
-        """Write what was offered, end the segment, sync; bounded in time. ``close`` is still to come."""
+        """Write all offered chunks, end the segment, sync; bounded in time. ``close`` is still to come."""
         if self._closed:
             return
         self._closed = True
@@ -347,8 +347,8 @@ class Recorder:
         """Bytes at which a segment ends.
 
         It is the size that was asked for, and at least some of its keyframe, since each rotation costs an export of
-        the whole state. What is kept has room for a segment, the one before it and the draft of its sealing; where
-        keyframes are too large for that, for two segments.
+        the whole state. ``keep`` has room for a segment, the segment before and the draft of its sealing, or for two
+        segments where keyframes are too large for three.
         """
         keep, first = self.retention.keep_bytes, self._first_bytes
         wanted = max(self._segment_bytes, KEYFRAMES_PER_SEGMENT * first)
@@ -376,13 +376,13 @@ class Recorder:
         return self._rotating or (refused and self._clock() - self._rotation_failed_ns < self._rotation_patience_ns)
 
     def _keyframes_wait(self) -> bool:
-        """Whether the last keyframe was above what a frame holds, and the segment may still grow without another."""
+        """Whether the last keyframe was too large for a frame and the segment may still grow without a keyframe."""
         if self._keyframe_refused is None or self._clock() - self._refused_ns >= TOO_LARGE_RETRY_S * SECOND_NS:
             return False
         return self._may_grow()
 
     def _may_grow(self) -> bool:
-        """Whether this segment may be longer than its limit: not where that would break what is kept."""
+        """Whether this segment may exceed its limit; False where that would exceed ``keep``."""
         return self.retention.keep_bytes is None or self._segment.size < self._segment_limit
 
     def _send_keyframe(self, loss: int, rotate: bool, *, complete: bool = True) -> bool:
@@ -392,7 +392,7 @@ class Recorder:
             seq, facts = self._take_facts()
             memory = b""
         if seq != self._head:
-            return False  # taken between two flushes: the next one will fit
+            return False  # taken between two flushes: the next keyframe will fit
         self._rotating |= rotate
         self._put_key(Key(seq, self._last_ns, facts, memory, loss, rotate))
         self._healed_loss = loss
@@ -454,7 +454,7 @@ class Recorder:
     def _write_keyframe(self, item: Key) -> None:
         try:
             if item.loss != self._loss:
-                return  # taken before the last failure; the next one is on its way
+                return  # taken before the last failure; the next keyframe is on its way
             rotated = (item.rotate or self._segment.broken) and self._rotate(item)
             if not rotated:
                 about = None if self._written_keyframes else self._segment.about
@@ -465,8 +465,8 @@ class Recorder:
         except FrameTooLarge as error:
             if self._down or not self._written_keyframes or item.seq != self._next_seq or not self._may_grow():
                 self._lose(error)
-            else:  # nothing is lost: what comes goes on behind the keyframe before this one
-                self._keyframe_refused, self._refused_ns = _said(error), self._clock()
+            else:  # no event is lost: new events follow the keyframe before
+                self._keyframe_refused, self._refused_ns = _reason_of(error), self._clock()
         except Exception as error:  # as above
             self._lose(error)
         finally:
@@ -474,7 +474,7 @@ class Recorder:
                 self._rotating = False
 
     def _space(self, item: Key) -> None:
-        """How far apart keyframes are from now on, by the size of this one."""
+        """Set the distance of keyframes from now on, by the size of this keyframe."""
         if self._fixed_spacing is not None:
             return
         compress = zstandard.ZstdCompressor(level=1).compress
@@ -486,7 +486,7 @@ class Recorder:
         self._spacing = max(KEYFRAME_EVENTS_MIN, min(wanted, KEYFRAME_EVENTS_MAX))
 
     def _frames_of(self, item: Key, about: About | None) -> list[_Entry]:
-        """A keyframe as what is written. Raises ``FrameTooLarge``."""
+        """The frames of a keyframe. Raises ``FrameTooLarge``."""
         if item.size > fmt.KEYFRAME_BYTES_MAX:
             raise FrameTooLarge(0, f"a keyframe of {item.size} bytes is above the limit of {fmt.KEYFRAME_BYTES_MAX}")
         keyframe = Keyframe(item.seq, bool(item.memory), item.facts, item.memory, about)
@@ -585,7 +585,7 @@ class Recorder:
         except OSError as error:
             if self._segment.broken or self._syncer.failed is not None:
                 raise
-            self._rotation_refused, self._rotation_failed_ns = _said(error), self._clock()
+            self._rotation_refused, self._rotation_failed_ns = _reason_of(error), self._clock()
             patience_s = error.patience_s if isinstance(error, KeepReached) else ROTATION_RETRY_S
             self._rotation_patience_ns = int(patience_s * SECOND_NS)
             return False
@@ -594,7 +594,7 @@ class Recorder:
         self._segment_began_ns = self._clock()
         old, self._segment = self._segment, new
         self.written_seq = self._next_seq - 1
-        # The old segment is whole without it: a reader also goes on when the next one begins where this one ends.
+        # The old segment is whole without it: a reader also goes on when the next segment begins at this segment's end.
         with contextlib.suppress(OSError):
             end = SegmentEnd(began - 1, True)
             old.append(Frame(fmt.MARKS, began, 0, self._log_ns, self._last_publish_ns, fmt.encode_item(end)))
@@ -607,7 +607,7 @@ class Recorder:
     def _lose(self, error: Exception) -> None:
         self._down = True
         self._loss += 1
-        self._reason = _said(error)
+        self._reason = _reason_of(error)
         self._tried_ns = self._clock()
         self._patience_s = RETRY_S
         if isinstance(error, FrameTooLarge | KeepReached):
@@ -641,7 +641,7 @@ class Recorder:
 
 
 class RecorderNotes:
-    """Tells the stream what its own recorder lost: that it began to, why, and how many when it is whole again.
+    """Tells the stream the losses of its own recorder: begin and reason, and at the end the number of lost events.
 
     A recording is read when its daemon is gone, so both ends of a loss are events like any other. The first is usually
     part of the loss; the second stands behind the gap and counts exactly what the gap counts. ``look`` is called about
@@ -652,19 +652,19 @@ class RecorderNotes:
         self._submit = submit
         self._recorder: Recorder | None = None
         self._degraded = False
-        self._told = 0
+        self._told_count = 0
 
     def look(self, recorder: Recorder | None) -> None:
         """Submit ``Noted`` when the recorder began to lose events, or ended to."""
         if recorder is not self._recorder:
             if self._degraded and self._recorder is not None:
                 self._end(self._recorder.status().not_recorded, "stopped")
-            self._recorder, self._told = recorder, 0
+            self._recorder, self._told_count = recorder, 0
         if recorder is None:
             return
         status = recorder.status()
         degraded = status.state == "degraded"
-        if not self._degraded and (degraded or status.not_recorded > self._told):
+        if not self._degraded and (degraded or status.not_recorded > self._told_count):
             self._degraded = True
             self._submit(Noted, Note.RECORDER_DEGRADED, status.reason or "the writer fell behind")
         if degraded:
@@ -674,6 +674,6 @@ class RecorderNotes:
             self._end(status.not_recorded, "recording again")
 
     def _end(self, not_recorded: int, how: str) -> None:
-        lost, self._told = not_recorded - self._told, not_recorded
+        lost, self._told_count = not_recorded - self._told_count, not_recorded
         self._degraded = False
         self._submit(Noted, Note.RECORDER_RESUMED, f"{how}; {lost:,} events were not recorded")

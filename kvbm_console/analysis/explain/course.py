@@ -1,6 +1,6 @@
-"""The course of one slot: its look-ups with what stood where, its admissions, and what its time went into.
+"""The course of one slot: its look-ups with what stood where, its admissions, and the parts of its time.
 
-Law of this file: time is cut at events and every piece has one name, so that the pieces add up to the whole.
+Law of this file: time is cut at events and every piece has a name, so that the pieces add up to the whole.
 """
 
 from typing import Final
@@ -26,20 +26,20 @@ QUEUE, LOOKUP, HOLD, TRANSFER_QUEUE, WIRE, COMPUTE, SKIPPED, RELEASE, UNKNOWN = 
 writes, ``transfer queue`` and ``wire`` its copies before and after they start. ``skipped`` are iterations that left it
 out, ``release`` is the end of a finished request without a copy, and ``unknown`` is a gap."""
 WRONG_MAX: Final = 64
-"""Mismatches kept of one request: each names a copy, and one is enough to begin with."""
+"""Mismatches kept per request: each names a copy, and a first mismatch is enough to begin with."""
 LOOKUPS_MAX: Final = 1_000
 """Answers kept of one request; only changes are recorded, so hardly any request has ten."""
 
 
 class Stood(msgspec.Struct, frozen=True):
-    """The places of one block when it was looked for."""
+    """The places of a block at the time of its look-up."""
 
     ready: tuple[Tier, ...] = ()
     writing: tuple[Tier, ...] = ()
     operation: int | None = None
-    """The copy that writes it."""
+    """The copy that writes the block."""
     for_slot: int | None = None
-    """Whose copy that is."""
+    """The slot of that copy."""
 
 
 class Looked(msgspec.Struct, frozen=True):
@@ -61,7 +61,7 @@ class Scored(msgspec.Struct):
     after_preemption: bool
     hits: list[int]
     lost: list[tuple[ev.HitsLost, str, int | None]] = []
-    """(event, what the mover said, operation) of blocks that did not arrive."""
+    """(event, the mover's error, operation) of blocks that did not arrive."""
 
 
 class Course(Visitor):
@@ -195,7 +195,7 @@ class Course(Visitor):
         return QUEUE
 
     def _copying(self, state: CacheState, slot: SlotFacts, *, loads_only: bool) -> str | None:
-        """On the wire as soon as one of its copies is; None when it waits for none."""
+        """The part that its open copies take: on the wire as soon as a copy is; None without an open copy."""
         waits = None
         for number in slot.outstanding:
             candidate = state.candidates[number]

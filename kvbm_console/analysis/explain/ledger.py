@@ -25,24 +25,24 @@ GONE: Final = frozenset({"evicted", "dropped", "reset", "unseen"})
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that happened to one hash. ``left`` are the tiers where it could be read afterwards."""
+    """An event of one hash. ``left`` are the tiers where the hash could be read afterwards."""
 
     what: str
     seq: int
     at_ns: int
     kind: str
-    """Kind of the event, empty for what is no event."""
+    """Kind of the event; empty for a gap and for blocks that were resident at a snapshot."""
     tier: Tier | None = None
     left: tuple[Tier, ...] = ()
     slot: int | None = None
-    """Whose it was, or who wanted the room."""
+    """The slot of the block, or the slot that wanted the room."""
     operation: int | None = None
     candidate: int | None = None
     why: str = ""
     copies_of: tuple[int, ...] = ()
-    """Of an eviction that made room for a copy: the slots that had computed the blocks that were copied."""
+    """The slots that had computed the copied blocks, for an eviction that made room for a copy."""
     room: tuple[Tier, int] | None = None
-    """Of an eviction: the tier that its pool is copied down to, and the places that it could have given."""
+    """The tier that the pool of an eviction is copied down to, and the available places there."""
 
 
 def residency(state: CacheState, key: int) -> tuple[Tier, ...]:
@@ -70,9 +70,9 @@ class BlockLedger(Visitor):
         """Open candidate to its wanted hashes."""
         self._operation_of: dict[int, int] = {}
         self._failures: dict[int, str] = {}
-        """Candidate to what its mover said."""
+        """Candidate to the error of its mover."""
         self._owners: dict[tuple[int, int], int] = {}
-        """(pool, place) to the slot that computed what was stored there last."""
+        """(pool, place) to the slot that computed the last block stored there."""
         self._making_room: list[tuple[int, int]] = []
         """(cause, hash) evicted for a copy that is not named yet."""
         self.before = {
@@ -244,7 +244,7 @@ class BlockLedger(Visitor):
         self._operation_of[e.candidate] = e.operation
         owners: dict[int, None] = {}
         sources, targets = unpack_ids(e.sources), unpack_ids(e.targets)
-        # Of an engine that is watched the places of one side are not known: then no owner passes on to the copy.
+        # The places of a followed engine are known on one side only, so no owner passes on to the copy.
         for source, target in zip(sources, targets, strict=bool(sources and targets)):
             owner = self._owners.get((e.source_pool, source))
             if owner is not None:

@@ -250,14 +250,14 @@ def _copy_down(
 ) -> tuple[Missed, str | None, int | None, int | None, str]:
     """(reason, filter, candidate, operation, in words) of why a block never got a copy below."""
     if tried is None:
-        told = "no copy of it was planned"
+        text = "no copy of it was planned"
         if config is not None and config.offload_threshold:
-            told += f" (offload_law {config.offload_law}, offload_threshold {config.offload_threshold:g})"
-        return Missed.NOT_OFFLOADED, None, None, None, told
+            text += f" (offload_law {config.offload_law}, offload_threshold {config.offload_threshold:g})"
+        return Missed.NOT_OFFLOADED, None, None, None, text
     which = f"candidate {tried.candidate}"
     if tried.why in FILTERS:
-        told = f"{which} was left out by {tried.why} (event {tried.seq:,})"
-        return Missed.FILTERED, tried.why, tried.candidate, None, told
+        text = f"{which} was left out by {tried.why} (event {tried.seq:,})"
+        return Missed.FILTERED, tried.why, tried.candidate, None, text
     words = {
         "skipped": f"{which} was skipped, {tried.why} (event {tried.seq:,})",
         "filtered": f"{which} was evaluated without it, {tried.why} (event {tried.seq:,})",
@@ -269,7 +269,7 @@ def _copy_down(
 
 
 def _told(entry: Entry, ledger: BlockLedger) -> str:
-    """An entry in a few words, for the list of what else happened."""
+    """An entry in a few words, for the list of other events."""
     tier = _name(entry.tier)
     who = ledger.name(entry.slot)
     words = {

@@ -55,7 +55,7 @@ class MissedRun(msgspec.Struct, frozen=True, kw_only=True):
     """Kind of the deciding event."""
     tier: str | None = None
     rule: str | None = None
-    """Of an eviction: which rule chose the block."""
+    """The rule of an eviction that chose the block."""
     filter: str | None = None
     for_request: str | None = None
     """The request that wanted the room, or that the copy belonged to."""
@@ -79,13 +79,13 @@ class Admission(msgspec.Struct, frozen=True, kw_only=True):
     asked_again: int
     """Answers "ask again" in front of it."""
     hits: tuple[int, int, int, int]
-    """Prompt blocks found in G1 to G4; those of failed loads are taken back."""
+    """Prompt blocks found in G1 to G4, without the blocks of failed loads."""
     missed: int
     misses: tuple[MissedRun, ...]
 
 
 class Part(msgspec.Struct, frozen=True):
-    """Time spent on one thing."""
+    """A part of the request's time."""
 
     what: str
     ns: int
@@ -100,7 +100,7 @@ class Wait(msgspec.Struct, frozen=True, kw_only=True):
     blocks: int
     status: str
     seq: int
-    """Of its planning."""
+    """The event of its planning."""
     queue_ns: int
     wire_ns: int | None
 
@@ -139,13 +139,13 @@ class Clone(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):
-    """Why a request missed what it missed, and why it took as long as it did."""
+    """Why a request missed its blocks, and where its time went."""
 
     evidence: str
     request: str
     slot: str
     occurrences: int
-    """Slots of this name in the evidence; the last one is explained."""
+    """Slots of this name in the evidence; the document explains the last slot."""
     state: str
     prompt_tokens: int
     prompt_blocks: int
@@ -166,14 +166,14 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def origin(self) -> list[str]:
-        """Whose prompt a clone shares, in sentences; who shares its prompt, of a parent."""
-        told = []
+        """The parent of a clone and the clones of a parent, in sentences."""
+        sentences = []
         if self.clone is not None:
-            told = _cloned(self.clone)
+            sentences = _cloned(self.clone)
         if self.clones:
             more = f" and {len(self.clones) - CLONES_NAMED:,} more" if len(self.clones) > CLONES_NAMED else ""
-            told.append(f"its prompt is shared by {', '.join(self.clones[:CLONES_NAMED])}{more}")
-        return told
+            sentences.append(f"its prompt is shared by {', '.join(self.clones[:CLONES_NAMED])}{more}")
+        return sentences
 
 
 def _cloned(clone: Clone) -> list[str]:

@@ -1,4 +1,4 @@
-"""From evidence to an explanation of one request.
+"""The explanation of a request, made from evidence.
 
 Law of this file: an explanation takes two passes, of which the first only finds the request.
 """

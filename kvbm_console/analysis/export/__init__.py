@@ -3,7 +3,7 @@
 ``jsonl`` for scripts, ``chrome`` and ``perfetto`` for trace viewers, ``parquet`` for SQL. Libraries that only one
 format needs are extras of the package and are imported when that format is written.
 
-Law of this package: what was written has its name only when it is whole, and nothing is overwritten.
+Law of this package: a file takes its name only when it is complete, and nothing is overwritten.
 """
 
 import os

@@ -16,13 +16,13 @@ from kvbm_console.stream.document import event_document
 from kvbm_console.stream.feed import EventsArrived, GapSeen, SnapshotTaken
 
 EventFilter = Callable[[Event, CacheState | None], bool]
-"""As ``core.expression.compile_event_filter`` makes it: with the facts before the event."""
+"""A filter of ``core.expression.compile_event_filter``; it takes the event and the facts before the event."""
 
 
 def write_jsonl(
     evidence: Evidence, file: IO[bytes], progress: Progress | None = None, wanted: EventFilter | None = None
 ) -> int:
-    """Write all lines, or those of events that are wanted, and every gap; how many there are."""
+    """Write a line for each wanted event, or for each event, and for each gap; returns the number of lines."""
     encoder = msgspec.json.Encoder()
     lines = 0
     for item in evidence.items() if wanted is None else _matching(evidence.items(), wanted):
@@ -39,7 +39,7 @@ def write_jsonl(
 
 
 def _matching(items: Iterator[Item], wanted: EventFilter) -> Iterator[Item]:
-    """The same items with the events that are wanted; folds, since an event alone does not know its slot's name."""
+    """The items with only the wanted events. Folds the facts, because an event alone lacks its slot's name."""
     state: CacheState | None = None
     for item in items:
         if isinstance(item, SnapshotTaken):
@@ -47,11 +47,11 @@ def _matching(items: Iterator[Item], wanted: EventFilter) -> Iterator[Item]:
         elif isinstance(item, GapSeen):
             state = None
         else:
-            found = []
+            events = []
             for event in item.events:
                 if wanted(event, state):
-                    found.append(event)
+                    events.append(event)
                 if state is not None:
                     state.apply(event)
-            item = EventsArrived(found)
+            item = EventsArrived(events)
         yield item

@@ -20,7 +20,7 @@ class Lanes:
         self._ends: list[int] = []
 
     def take(self, begin_ns: int, end_ns: int) -> int:
-        """The lane for a slice: the fullest one that is free."""
+        """The lane for a slice: the fullest free lane."""
         free = [lane for lane, end in enumerate(self._ends) if end <= begin_ns]
         if free:
             lane = max(free, key=lambda lane: (self._ends[lane], -lane))

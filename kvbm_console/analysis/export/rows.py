@@ -137,7 +137,7 @@ class Consumer:
         """An event, if wanted."""
 
     def gap(self, gap: GapSeen, at_ns: int) -> None:
-        """Events are missing; what was open has been told before."""
+        """Events are missing; open rows were ended before this call."""
 
     def request(self, summary: RequestSummary, until_ns: int) -> None:
         """All requests, at the end, in the order of arrival."""
@@ -168,12 +168,12 @@ class Rows(Visitor):
                      ev.BlocksFilled, ev.BlocksSeen):
             self.after[kind] = self._sample
         if consumer.wants_events:
-            self.every = self._told
+            self.every = self._event
 
     # --- begin, gap, end ---------------------------------------------------------------------------------------------
 
     def resumed(self, state: CacheState, gap: GapSeen | None) -> None:
-        """Close what was open in front of a gap, open what is there now."""
+        """End the rows that were open in front of a gap, and begin the rows of the present facts."""
         if gap is not None:
             self._close_all(state)
             self.consumer.gap(gap, self._last_ns)
@@ -188,9 +188,9 @@ class Rows(Visitor):
             if slot.hold is not None:
                 hold = state.holds[slot.hold]
                 life.stays.append(Stay(hold.hold, hold.since_ns, hold.point, hold.breakpoints, state.seq))
-        known = self._lives.transfers
+        transfers = self._lives.transfers
         self._lives.transfers = {
-            number: known.get(number) or Transfer(
+            number: transfers.get(number) or Transfer(
                 number, facts.slot, "", facts.route, len(facts.hashes), facts.planned_ns, state.seq
             ) for number, facts in state.candidates.items()
         }
@@ -201,7 +201,7 @@ class Rows(Visitor):
             self._sample_pool(pool.info.pool, state, state.at_ns)
 
     def ended(self, state: CacheState | None, gap: GapSeen | None) -> None:
-        """Tell what is open, then the requests."""
+        """Tell the open rows, then the requests."""
         if state is not None:
             self._last_ns = state.at_ns
             for pool in state.pools:
@@ -213,7 +213,7 @@ class Rows(Visitor):
             self.consumer.request(summary, self._last_ns)
 
     def _close_all(self, later: CacheState | None) -> None:
-        """Tell what is open, except copies that are still open behind a gap: those are told when they end."""
+        """Tell the open rows. Copies that are still open behind a gap are told when they end."""
         state = self._state
         if state is None:
             return
@@ -222,7 +222,7 @@ class Rows(Visitor):
         for life in open_lives:
             self._tell_state(life, self._last_ns, still=True)
         holds = [(life, stay) for life in open_lives if (stay := life.held_now()) is not None]
-        for life, stay in sorted(holds, key=lambda held: held[1].seq or 0):
+        for life, stay in sorted(holds, key=lambda hold: hold[1].seq or 0):
             self._tell_hold(life, stay, state, self._last_ns, None)
         for number in list(self._lives.transfers):
             if number in state.candidates and (later is None or number not in later.candidates):
@@ -231,7 +231,7 @@ class Rows(Visitor):
 
     # --- events ------------------------------------------------------------------------------------------------------
 
-    def _told(self, e: ev.Event, state: CacheState) -> None:
+    def _event(self, e: ev.Event, state: CacheState) -> None:
         slot = slot_of(e, state)
         known = None if slot is None else state.slots.get(slot)
         named = getattr(e, "request", None)

@@ -40,7 +40,7 @@ class _Slowness(msgspec.Struct):
     evidence: list[int] = []
 
     def add(self, seq: int, since_ns: int, at_ns: int, took_ns: int) -> None:
-        """One more."""
+        """Count another copy."""
         self.count += 1
         if took_ns > self.longest_ns:
             self.longest_ns, self.seq = took_ns, seq
@@ -99,7 +99,7 @@ class Pending(Lint):
             self._over(e.candidate, e, state)
 
     def _over(self, number: int, e: ev.Event, state: CacheState) -> None:
-        """It does not wait any more."""
+        """The candidate no longer waits."""
         candidate = state.candidates[number]
         waited = e.at_ns - candidate.planned_ns
         seq = self._seq.pop(number, e.seq)
@@ -112,11 +112,11 @@ class Pending(Lint):
             self.usual.setdefault(candidate.route, Histogram()).add(waited)
 
     def limit(self, route: Route) -> int:
-        """Above this a copy has waited too long to begin."""
+        """The limit of the time until a copy begins."""
         return limit_of(self.usual.get(route), PENDING_LEAST_NS)
 
     def findings(self, state: CacheState | None, at_ns: int) -> Iterator[Finding]:
-        """Per route: those that wait now, else those that did."""
+        """A finding per route: the copies that wait now, else the copies that waited."""
         waiting: dict[Route, _Slowness] = {}
         for candidate in () if state is None else state.candidates.values():
             slot = None if state is None or candidate.slot is None else state.slots[candidate.slot]
@@ -154,7 +154,7 @@ class Slow(Lint):
         self.after = {ev.OperationStarted: self._started, ev.BlocksQuarantined: self._quarantined}
 
     def resumed(self, state: CacheState, gap: GapSeen | None) -> None:
-        """Copies that were left over are as old as what is known of them."""
+        """Copies that were already open count from their first known time."""
         self._away = dict.fromkeys(state.late, (state.seq, state.at_ns))
 
     def _quarantined(self, e: ev.BlocksQuarantined, state: CacheState) -> None:
@@ -176,11 +176,11 @@ class Slow(Lint):
             self.usual.setdefault(candidate.route, Histogram()).add(took)
 
     def limit(self, route: Route) -> int:
-        """Above this a copy is slow."""
+        """The limit of the time on the wire."""
         return limit_of(self.usual.get(route), WIRE_LEAST_NS)
 
     def findings(self, state: CacheState | None, at_ns: int) -> Iterator[Finding]:
-        """For each route the copies that are slow now, else those that were. A silent copy is a ``Silent``."""
+        """A finding per route: the copies that are slow now, else past slow copies. A silent copy gives ``Silent``."""
         running: dict[Route, _Slowness] = {}
         for candidate in () if state is None else state.candidates.values():
             if state is None or candidate.started_ns is None or candidate.operation is None:
@@ -191,10 +191,10 @@ class Slow(Lint):
             slot = None if candidate.slot is None else state.slots[candidate.slot]
             if age > max(SILENT_LEAST_NS, SILENT_FACTOR * limit) and not (slot is not None and slot.hold is not None):
                 reported = state.operations[candidate.operation].reported
-                told = f"{plural(len(reported), 'rank')} reported" if reported else "no rank reported"
+                text = f"{plural(len(reported), 'rank')} reported" if reported else "no rank reported"
                 yield Silent.finding(
                     f"op {candidate.operation}", f"{arrow(candidate.route)} {spoken(age)}",
-                    f"{told}; {plural(len(candidate.hashes), 'block')} pinned at both ends", seq=seq, slot=slot,
+                    f"{text}; {plural(len(candidate.hashes), 'block')} pinned at both ends", seq=seq, slot=slot,
                     since_ns=candidate.started_ns, weight=age,
                 )
             elif age > limit:
@@ -257,17 +257,17 @@ class FailedCopies(Lint):
         candidate = state.candidates[e.candidate]
         operation = state.operations.get(-1 if candidate.operation is None else candidate.operation)
         error = operation.error if operation is not None else ""
-        seen, _ = self._failed.get(candidate.route, (_Slowness(), ""))
-        seen.add(e.seq, e.at_ns, e.at_ns, 1 + seen.longest_ns)
-        self._failed[candidate.route] = (seen, error)
+        failures, _ = self._failed.get(candidate.route, (_Slowness(), ""))
+        failures.add(e.seq, e.at_ns, e.at_ns, 1 + failures.longest_ns)
+        self._failed[candidate.route] = (failures, error)
 
     def findings(self, state: CacheState | None, at_ns: int) -> Iterator[Finding]:
-        """Per route."""
-        for route, (seen, error) in sorted(self._failed.items()):
+        """A finding per route."""
+        for route, (failures, error) in sorted(self._failed.items()):
             yield self.finding(
-                arrow(route), plural(seen.count, "failed copy"), f"last error: {error or 'none given'}",
-                seq=seen.evidence[0], evidence=seen.evidence, since_ns=seen.since_ns,
-                until_ns=seen.until_ns, count=seen.count, weight=seen.count,
+                arrow(route), plural(failures.count, "failed copy"), f"last error: {error or 'none given'}",
+                seq=failures.evidence[0], evidence=failures.evidence, since_ns=failures.since_ns,
+                until_ns=failures.until_ns, count=failures.count, weight=failures.count,
             )
 
 
@@ -314,6 +314,6 @@ class Straggler(Lint):
                 )
 
     def findings(self, state: CacheState | None, at_ns: int) -> Iterator[Finding]:
-        """The worst one, with how many there were."""
+        """The worst straggler, with the number of stragglers."""
         if self._worst is not None:
             yield msgspec.structs.replace(self._worst, count=self._count)

@@ -20,15 +20,15 @@ from kvbm_console.core.state import CacheState
 from kvbm_console.stream.feed import GapSeen
 
 EVIDENCE_MAX: Final = 8
-"""Event numbers that one finding names; ``count`` says how often it was seen."""
+"""Event numbers per finding; ``count`` is the number of all occurrences."""
 PAST_MAX: Final = 200
-"""Findings that are over and that one lint keeps: more of one kind than a person reads."""
+"""Past findings kept per lint: more than a person reads."""
 OVER_SHOWN_NS: Final = 60 * SECOND_NS
 """A finding that is over is shown this long; the log keeps it."""
 
 
 class Level(IntEnum):
-    """How bad. A note is worth knowing and does not make the diagnosis a bad one."""
+    """The severity. A note is worth knowing and does not make the diagnosis a bad one."""
 
     FAULT = 0
     HELD = 1
@@ -71,7 +71,7 @@ class Lint(Visitor):
     name: ClassVar[str]
     """The stable key, which JSON carries."""
     level: ClassVar[Level] = Level.CAUTION
-    """Of its findings, if they do not say otherwise."""
+    """The level of its findings, unless a finding sets its own."""
     threshold: ClassVar[str]
     """The limit above which it speaks."""
     bad: ClassVar[str]
@@ -83,15 +83,15 @@ class Lint(Visitor):
     drawn: ClassVar[bool] = True
     """False where the console knows better by itself: its heartbeat tells the state of the recorder."""
     ends: ClassVar[bool] = False
-    """Whether it says when a problem is over: the console then greys what it has shown."""
+    """Whether the lint reports the end of a problem; the console then greys the finding."""
     whole_run: ClassVar[bool] = False
-    """Whether it judges a share of everything so far, which is true for as long as the share is."""
+    """Whether the lint judges a share of all events so far; the finding stays as long as the share is exceeded."""
     view: ClassVar[Literal["log", "slots", "tiers", "transfers"]] = "log"
     """The console's view of a finding that is not about one request."""
     of_engine: ClassVar[bool] = False
-    """Whether ``who`` is an engine: the console calls it as its daemon does."""
+    """Whether ``who`` is an engine, which the console then names as its daemon does."""
     one_by_one: ClassVar[bool] = False
-    """Whether each finding is a problem of its own, because each waits for a person; else requests fold into one."""
+    """Whether the console lists each finding, because each waits for a person; else it folds those of all requests."""
 
     def __init_subclass__(cls) -> None:
         for attribute in ("name", "threshold", "bad", "do"):
@@ -136,7 +136,7 @@ class Lint(Visitor):
 
 
 LINTS: Final[dict[str, type[Lint]]] = {}
-"""Every lint by its name. ``kvbm_console.analysis.lints`` imports all files that define one."""
+"""Every lint by its name. ``kvbm_console.analysis.lints`` imports all files that define lints."""
 
 
 class LintFold:
@@ -151,7 +151,7 @@ class LintFold:
         self._after: dict[type[Event], list[Handler]] = merged(lint.after for lint in lints)
 
     def resumed(self, state: CacheState, gap: GapSeen | None = None) -> None:
-        """The facts are known from here on, behind ``gap`` if there was one."""
+        """The facts are known from here on, behind ``gap`` unless that is None."""
         for lint in self.lints:
             lint.resumed(state, gap)
 
@@ -203,18 +203,18 @@ class Histogram:
 
     def p99(self) -> int:
         """Not less than 99 % of the durations; 0 when there are none."""
-        wanted = -(-99 * self.count // 100)
-        seen = 0
+        rank = -(-99 * self.count // 100)
+        count = 0
         for bucket in sorted(self._buckets):
-            seen += self._buckets[bucket]
-            if seen >= wanted:
+            count += self._buckets[bucket]
+            if count >= rank:
                 return _top(bucket)
         return 0
 
 
 STEPS: Final = 8
 FEW: Final = 20
-"""Fewer durations than this tell nothing about what is usual: a p99 of five samples is their maximum."""
+"""Fewer durations give no usual value, because a p99 of five samples is their maximum."""
 UNKNOWN_LIMIT_NS: Final = 10 * SECOND_NS
 
 
@@ -234,7 +234,7 @@ def _top(bucket: int) -> int:
 
 
 def limit_of(stays: Histogram | None, least_ns: int) -> int:
-    """Above this a duration is too long: four times what is usual, ``UNKNOWN_LIMIT_NS`` while that is not known."""
+    """The limit of a duration: four times the p99, or ``UNKNOWN_LIMIT_NS`` while the p99 is unknown."""
     if stays is None or stays.count < FEW:
         return max(UNKNOWN_LIMIT_NS, least_ns)
     return max(least_ns, 4 * stays.p99())

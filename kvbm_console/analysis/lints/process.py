@@ -1,6 +1,6 @@
 """Lints about the process: lost events, the recorder, the clock, the loop, bugs, late reports, a missing end.
 
-Law of this file: what the evidence does not hold is said first.
+Law of this file: findings about missing evidence come first.
 """
 
 import re
@@ -19,7 +19,7 @@ from kvbm_console.stream.feed import GapSeen
 
 LATE_REPORTS: Final = 10
 VERDICT_WEIGHT: Final = 2**62
-"""In front of all others of its level, which are durations and counts."""
+"""The weight puts a verdict in front of all findings of its level, whose weights are durations and counts."""
 
 
 class LostEvents(Lint):
@@ -36,12 +36,12 @@ class LostEvents(Lint):
         self.events = 0
 
     def resumed(self, state: CacheState, gap: GapSeen | None) -> None:
-        """Behind a gap everything is exact again."""
+        """Report the gap that ends here."""
         if gap is not None:
             self._seen(gap, state.at_ns, "state is exact again")
 
     def ended(self, state: CacheState | None, gap: GapSeen | None) -> None:
-        """Maybe in a gap."""
+        """Report the gap in which the evidence ends."""
         if gap is not None:
             self._seen(gap, 0, "the evidence ends in it")
 
@@ -71,7 +71,7 @@ class Degraded(Lint):
         if e.note is Note.RECORDER_DEGRADED:
             self._began = self._began or e
         elif e.note is Note.RECORDER_RESUMED:
-            # In the recording itself the first note is usually part of what was lost.
+            # In the recording itself the first note is usually part of the loss.
             began, self._began = self._began or e, None
             self.over(self.finding(
                 "recorder", "degraded", e.detail or "events were not recorded", seq=began.seq, evidence=(e.seq,),
@@ -79,7 +79,7 @@ class Degraded(Lint):
             ))
 
     def findings(self, state: CacheState | None, at_ns: int) -> Iterator[Finding]:
-        """Also where the facts are not known."""
+        """The findings also where the facts are unknown."""
         yield from self.past
         if self._began is not None:
             yield self.finding(
@@ -145,7 +145,7 @@ class Judged(Lint):
         self.after = {ev.Noted: self._noted}
 
     def _noted(self, e: ev.Noted, state: CacheState) -> None:
-        """The run ended here, so it is still so; the request is the first live one that the sentence names."""
+        """The run ended here, so the finding has no end. Its request is the first live request in the sentence."""
         if e.note is not Note.VERDICT:
             return
         monitor, _, sentence = e.detail.partition(": ")
@@ -184,7 +184,7 @@ class WrongBytes(Lint):
             kept.append(e)
 
     def findings(self, state: CacheState | None, at_ns: int) -> Iterator[Finding]:
-        """All of them: wrong bytes stay wrong."""
+        """All findings, because wrong bytes stay wrong."""
         for key, (first, *more) in self._seen.items():
             yield self.finding(
                 first.request or f"source {first.source}", "wrong bytes", f"{first.kind}: {first.edge}", seq=first.seq,

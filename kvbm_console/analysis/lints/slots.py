@@ -39,7 +39,7 @@ DEADLOCK_LEAST_NS: Final = 5 * SECOND_NS
 
 
 def fault_after(limit_ns: int) -> int:
-    """From this age on a stay is a fault and not only a caution."""
+    """The age from which a stay is a fault and not only a caution."""
     return max(FAULT_LEAST_NS, FAULT_FACTOR * limit_ns)
 
 
@@ -74,7 +74,7 @@ class Stuck(Lint):
         self.usual: dict[SlotState, Histogram] = {}
         self._stays: dict[int, _Stay] = {}
         self._copies: dict[int, list[int]] = {}
-        """Open candidate to the events that tell how far it came."""
+        """Open candidate to the events of its progress."""
         self._worked: dict[int, int] = {}
         """Engine to the last time at which one of its requests worked, was held, or had a copy."""
         self.before = {
@@ -89,7 +89,7 @@ class Stuck(Lint):
         }
 
     def resumed(self, state: CacheState, gap: GapSeen | None) -> None:
-        """Slots that are there already; holds before the evidence are taken for as long as the state."""
+        """Present slots; a hold that began before the evidence counts from the begin of the state."""
         self._stays = {
             slot.slot: _Stay(
                 slot.since_ns, state.seq, 0,
@@ -115,7 +115,7 @@ class Stuck(Lint):
             self._worked[state.pools[state.operations[candidate.operation].source_pool].info.source] = e.at_ns
 
     def limit(self, state: SlotState) -> int:
-        """Above this a stay is too long."""
+        """The limit of a stay."""
         return limit_of(self.usual.get(state), STUCK_LEAST_NS)
 
     def _opens(self, e: ev.SlotOpened | ev.SlotCloned, state: CacheState) -> None:
@@ -138,7 +138,7 @@ class Stuck(Lint):
         self._resolve(state.slots[e.slot].source, e, state)
 
     def _resolve(self, source: int, e: ev.Event, state: CacheState) -> None:
-        """Right before a slot moves or gives blocks back: a deadlock that this ends is told as over."""
+        """Runs before a slot moves or gives blocks back, and tells a deadlock that ends with this event as over."""
         if e.at_ns - self._worked.get(source, 0) < DEADLOCK_LEAST_NS:
             return
         still = standstill(state, source)
@@ -200,7 +200,7 @@ class Stuck(Lint):
                 )
 
     def _still_since(self, still: Standstill) -> int:
-        """Since when no request of this engine has worked, while one waited."""
+        """The time since when no request of this engine has worked although a request waited."""
         first = min(slot.since_ns for slot in still.waiting)
         return max(first, self._worked.get(still.source, 0))
 
@@ -378,9 +378,9 @@ class PreemptLoop(Lint):
 
     def _closed(self, e: ev.SlotClosed, state: CacheState) -> None:
         self._times.pop(e.slot, None)
-        found = self._worst.pop(e.slot, None)
-        if found is not None:
-            self.over(msgspec.structs.replace(found, until_ns=e.at_ns))
+        finding = self._worst.pop(e.slot, None)
+        if finding is not None:
+            self.over(msgspec.structs.replace(finding, until_ns=e.at_ns))
 
     def now(self, state: CacheState, at_ns: int) -> Iterator[Finding]:
         """Requests that are still in the loop."""

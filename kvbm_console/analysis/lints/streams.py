@@ -1,6 +1,6 @@
 """Lints about engines that are followed by their event streams.
 
-Law of this file: what an engine has reported is judged only as far as its reports came.
+Law of this file: an engine is judged only by the reports that arrived.
 """
 
 from collections.abc import Iterator
@@ -77,7 +77,7 @@ class ReportsLost(Lint):
         )
 
     def now(self, state: CacheState, at_ns: int) -> Iterator[Finding]:
-        """Engines whose counts are doubtful, also since before this began to look: the facts know it."""
+        """Engines whose counts are doubtful. The facts also know sources that became doubtful before the evidence."""
         for source, losses in state.lost_sources.items():
             if losses <= GONE:
                 continue
@@ -93,7 +93,7 @@ class ReportsLost(Lint):
 
 
 class EngineEnded(Lint):
-    """An engine ended and is not back: one whose event stream is followed, or a tapped one with its requests."""
+    """An engine ended and is not back. It was followed by its event stream, or tapped and had live requests."""
 
     name = "engine_ended"
     threshold = (
@@ -110,7 +110,7 @@ class EngineEnded(Lint):
         self._open: dict[int, tuple[ev.SourceLost, int]] = {}
         """Source to the event of its end, and the number of requests that ended with it."""
         self._aborted: dict[int, tuple[int, int]] = {}
-        """Of each source the time of the last requests that were aborted, and how many then."""
+        """Source to the time of its last aborted requests, and their number."""
         self.after = {ev.SlotMoved: self._moved, ev.SourceLost: self._lost, ev.PoolKnown: self._known}
 
     def _moved(self, e: ev.SlotMoved, state: CacheState) -> None:
@@ -121,10 +121,10 @@ class EngineEnded(Lint):
 
     def _lost(self, e: ev.SourceLost, state: CacheState) -> None:
         if e.gone:
-            at_ns, taken = self._aborted.pop(e.source, (e.at_ns, 0))
-            taken *= at_ns == e.at_ns
-            if taken or not _tapped(e.source, state):
-                self._open[e.source] = e, taken
+            at_ns, aborted = self._aborted.pop(e.source, (e.at_ns, 0))
+            aborted *= at_ns == e.at_ns
+            if aborted or not _tapped(e.source, state):
+                self._open[e.source] = e, aborted
         elif e.restarted and not state.has_ended(e.source):
             self._over(e.source, e.at_ns)
 
@@ -137,18 +137,18 @@ class EngineEnded(Lint):
         if source in self._open:
             self.over(self._finding(source, *self._open.pop(source), at_ns))
 
-    def _finding(self, source: int, e: ev.SourceLost, taken: int, until_ns: int | None) -> Finding:
-        with_it = f" with {plural(taken, 'live request')}" if taken else ""
+    def _finding(self, source: int, e: ev.SourceLost, aborted: int, until_ns: int | None) -> Finding:
+        with_it = f" with {plural(aborted, 'live request')}" if aborted else ""
         return self.finding(
             f"engine {source}", f"ended{with_it}",
             "and is back" if until_ns is not None else "and is not back; its cache is lost", seq=e.seq,
-            since_ns=e.at_ns, until_ns=until_ns, weight=1 + taken,
+            since_ns=e.at_ns, until_ns=until_ns, weight=1 + aborted,
         )
 
     def now(self, state: CacheState, at_ns: int) -> Iterator[Finding]:
         """Engines that are not back."""
-        for source, (e, taken) in self._open.items():
-            yield self._finding(source, e, taken, None)
+        for source, (e, aborted) in self._open.items():
+            yield self._finding(source, e, aborted, None)
 
 
 class PublisherQueue(Lint):
@@ -174,25 +174,25 @@ class PublisherQueue(Lint):
     def __init__(self) -> None:
         super().__init__()
         self._queues: dict[int, tuple[int | None, ev.Noted]] = {}
-        """Source to the batches that its publisher's queue holds, None for unknown, and where that is said."""
+        """Source to the batches that its publisher's queue holds, None for unknown, and the event with that number."""
         self.after = {ev.Noted: self._noted}
 
     def _noted(self, e: ev.Noted, state: CacheState) -> None:
-        told = queue_of(e.detail) if e.note is Note.ENGINE_SUMMARY else None
-        if told is not None:
-            self._queues[told[0]] = told[1], e
+        queue = queue_of(e.detail) if e.note is Note.ENGINE_SUMMARY else None
+        if queue is not None:
+            self._queues[queue[0]] = queue[1], e
 
     def now(self, state: CacheState, at_ns: int) -> Iterator[Finding]:
         """Every source that is followed and has not ended."""
         for source in sorted({p.info.source for p in state.pools if p.info.authority is Authority.STREAM}):
-            size, said = self._queues.get(source, (None, None))
+            size, summary = self._queues.get(source, (None, None))
             known_safe = size is not None and queue_is_safe(size)
             if known_safe or state.has_ended(source) or _tapped(source, state):  # a tap has no publisher
                 continue
-            seq, since_ns = (max(0, state.seq - 1), 0) if said is None else (said.seq, said.at_ns)
-            what = "queue size unknown" if size is None else f"queue of {size:,} batches"
+            seq, since_ns = (max(0, state.seq - 1), 0) if summary is None else (summary.seq, summary.at_ns)
+            text = "queue size unknown" if size is None else f"queue of {size:,} batches"
             yield self.finding(
-                f"engine {source}", what, "of its publisher: vLLM's step waits while it is full", seq=seq,
+                f"engine {source}", text, "of its publisher: vLLM's step waits while it is full", seq=seq,
                 level=Level.NOTE if size is None else None, since_ns=since_ns,
             )
 

@@ -53,7 +53,7 @@ class Full(Lint):
         self.after = dict.fromkeys(_TAKING, self._look)
 
     def resumed(self, state: CacheState, gap: GapSeen | None) -> None:
-        """A tier that was full before a gap may not have been in it."""
+        """A tier that was full before a gap may have had room during the gap."""
         self._since = {
             pool.info.pool: (state.at_ns, state.seq) for pool in state.pools
             if pool.info.capacity_blocks and not available(pool)
@@ -95,7 +95,7 @@ class _Window(msgspec.Struct):
     returned: int = 0
 
     def add(self, at_ns: int, evicted: int, returned: int) -> None:
-        """Something happened; what is older than a minute is forgotten."""
+        """Count a moment, and forget the moments that are older than a minute."""
         self.moments.append((at_ns, evicted, returned))
         self.evicted += evicted
         self.returned += returned
@@ -157,7 +157,7 @@ class Thrashing(Lint):
         )
 
     def findings(self, state: CacheState | None, at_ns: int) -> Iterator[Finding]:
-        """Per tier: the last minute while it thrashes, as the screens tell it, and its worst minute afterwards."""
+        """A finding per tier: its last minute while the tier thrashes, and its worst minute afterwards."""
         for tier, worst in sorted(self._worst.items()):
             window = self._windows[tier]
             lasts = state is not None and at_ns - window.moments[-1][0] < THRASH_WINDOW_NS and window.thrashes
@@ -173,7 +173,7 @@ class _Dropped(msgspec.Struct):
     until_ns: int = 0
     evidence: list[int] = []
     copied: set[int] = set()
-    """Hashes of the pool that have, or once had, a copy below, or that a rule keeps from one."""
+    """Hashes of the pool that have, or once had, a copy below, or that a rule keeps from a copy."""
 
 
 class DroppedWithRoom(Lint):
@@ -200,7 +200,7 @@ class DroppedWithRoom(Lint):
         }
 
     def resumed(self, state: CacheState, gap: GapSeen | None) -> None:
-        """A copy made before, or in a gap, is known as long as it stands."""
+        """Note the present copies, because copies made before the evidence or in a gap have no event."""
         for pool in state.pools:
             lower = below(state, pool)
             if lower is not None:
@@ -249,7 +249,7 @@ class DroppedWithRoom(Lint):
         mine.copied.difference_update(hashes)
 
     def findings(self, state: CacheState | None, at_ns: int) -> Iterator[Finding]:
-        """Per pool, over all of the evidence."""
+        """A finding per pool, over all of the evidence."""
         for index, evictions in sorted(self._pools.items()):
             if evictions.dropped < DROPPED_BLOCKS or 100 * evictions.dropped < DROPPED_PERCENT * evictions.evicted:
                 continue

@@ -1,8 +1,8 @@
 """Ask an engine's HTTP server where it publishes its KV events.
 
 vLLM answers ``GET /kv_event_sources`` with the publisher of each data-parallel rank, by its number or in a list. SGLang
-names a base port in ``GET /server_info``, or every rank's address. An address that a server binds to (``*``) is reached
-at the host that was asked.
+names a base port in ``GET /server_info``, or every rank's address. An address that a server binds to (``*``) stands for
+the server's own host.
 
 Law of this file: an answer is typed and limited, redirections are not followed, and only ``tcp://`` addresses are
 taken from it.
@@ -21,7 +21,7 @@ from kvbm_console.stream.publishers import QUEUE_SAFE, queue_is_safe
 T = TypeVar("T")
 
 SGLANG_PATHS: Final = ("/server_info", "/get_server_info")
-"""The second path is that of SGLang before 0.5.5."""
+"""SGLang before 0.5.5 has the second path."""
 TIMEOUT_S: Final = 5.0
 ANSWER_BYTES_MAX: Final = 4 * 2**20
 """SGLang's answer holds every argument of the server: some 20 kB."""
@@ -73,7 +73,7 @@ def discover(url: str) -> list[Publisher]:
     host, port, tls = _server(url)
     status, body = _get(url, host, port, tls, "/kv_event_sources")
     if status == 200:
-        found = _vllm(url, host, body)
+        publishers = _vllm(url, host, body)
     else:
         for path in SGLANG_PATHS:
             status, body = _get(url, host, port, tls, path)
@@ -84,17 +84,17 @@ def discover(url: str) -> list[Publisher]:
                 f"{url} answers neither /kv_event_sources (vLLM) nor /server_info (SGLang); "
                 "give the stream itself as zmq://HOST:PORT"
             )
-        found = _sglang(url, host, body)
-    if not found:
+        publishers = _sglang(url, host, body)
+    if not publishers:
         raise NotFound(f"{url} publishes no KV events: start the engine with its KV events switched on")
-    if len(found) > RANKS_MAX:
-        raise UsageError(f"{url} names {len(found)} publishers, more than {RANKS_MAX}")
-    return found
+    if len(publishers) > RANKS_MAX:
+        raise UsageError(f"{url} names {len(publishers)} publishers, more than {RANKS_MAX}")
+    return publishers
 
 
 def advice(publishers: list[Publisher]) -> str | None:
-    """One sentence when the configuration of an engine may hold up its steps, else None."""
-    known = [one.queue_batches_max for one in publishers if one.queue_batches_max is not None]
+    """A sentence of advice if the engine's configuration may hold up its steps, else None."""
+    known = [publisher.queue_batches_max for publisher in publishers if publisher.queue_batches_max is not None]
     sizes = [size for size in known if not queue_is_safe(size)]
     if not sizes:
         return None
@@ -143,13 +143,13 @@ def _decode(url: str, path: str, body: bytes, kind: Any) -> Any:
 def _vllm(url: str, host: str, body: bytes) -> list[Publisher]:
     kind = list[_VllmSource] | dict[int, _VllmSource]
     sources: list[_VllmSource] | dict[int, _VllmSource] = _decode(url, "/kv_event_sources", body, kind)
-    ranked = sources.items() if isinstance(sources, dict) else ((one.data_parallel_rank or 0, one) for one in sources)
+    ranked = sources.items() if isinstance(sources, dict) else [(row.data_parallel_rank or 0, row) for row in sources]
     return [
         msgspec.structs.replace(
-            _publisher(host, one.endpoint, one.replay_endpoint or None, one.topic or "", rank),
-            queue_batches_max=one.max_queue_size,
+            _publisher(host, source.endpoint, source.replay_endpoint or None, source.topic or "", rank),
+            queue_batches_max=source.max_queue_size,
         )
-        for rank, one in ranked if one.publisher == "zmq" and one.enable_kv_cache_events
+        for rank, source in ranked if source.publisher == "zmq" and source.enable_kv_cache_events
     ]
 
 
@@ -162,7 +162,7 @@ def _sglang(url: str, host: str, body: bytes) -> list[Publisher]:
         return []
     topic = events.topic or ""
     if events.publishers:
-        return [_publisher(host, one.endpoint, None, topic, one.dp_rank) for one in events.publishers]
+        return [_publisher(host, rank.endpoint, None, topic, rank.dp_rank) for rank in events.publishers]
     base = f"tcp://{events.endpoint_host}:{events.endpoint_port_base}"
     replay = None
     if events.replay_endpoint_port_base:
@@ -187,7 +187,7 @@ def _ranks(host: str, endpoint: str, replay: str | None, topic: str, size: int) 
 
 
 def _shift(endpoint: str | None, rank: int) -> Any:
-    """The address of a rank: its number is added to the port."""
+    """The address of a rank, whose number is added to the port."""
     if endpoint is None:
         return None
     base, _, port = endpoint.rpartition(":")
@@ -195,10 +195,11 @@ def _shift(endpoint: str | None, rank: int) -> Any:
 
 
 def _publisher(host: str, endpoint: str, replay: str | None, topic: str, rank: int) -> Publisher:
-    """One publisher as we reach it. Raises ``UsageError`` for an address that is not TCP."""
-    (found,) = parse_publishers(_reachable(host, endpoint))
-    again = None if replay is None else parse_publishers(_reachable(host, replay))[0].endpoint
-    return msgspec.structs.replace(found, replay=again, topic=topic, bind=False, dp_rank=rank)
+    """A publisher with addresses that we can reach. Raises ``UsageError`` for an address that is not TCP."""
+    (publisher,) = parse_publishers(_reachable(host, endpoint))
+    if replay is not None:
+        replay = parse_publishers(_reachable(host, replay))[0].endpoint
+    return msgspec.structs.replace(publisher, replay=replay, topic=topic, bind=False, dp_rank=rank)
 
 
 def _reachable(host: str, endpoint: str) -> str:

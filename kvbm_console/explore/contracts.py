@@ -19,7 +19,7 @@ from kvbm_console.core.ids import CandidateStatus, FinishReason, MissReason, Rel
 from kvbm_console.simulator.link import LinkSpec
 
 _ABSENT = (MissReason.NEVER_STORED, MissReason.EVICTED, MissReason.NOT_OFFLOADED)
-"""Reasons that say that a block is nowhere."""
+"""Reasons of a block that is in no tier."""
 At = tuple[int, int]
 """A place: pool and index."""
 
@@ -48,7 +48,7 @@ class _Life(msgspec.Struct):
     state: SlotState = SlotState.INITIALIZED
     staged: list[At] = []
     answered: tuple[int, tuple[int, int, int]] = (0, (0, 0, 0))
-    """Device blocks and blocks below of its last lookup."""
+    """Device blocks and blocks below the device in the last lookup."""
     hits: list[int] = msgspec.field(default_factory=lambda: [0, 0, 0, 0])
     scored: int = 0
     preempted: int = 0
@@ -64,15 +64,15 @@ class _Copy(msgspec.Struct):
     started_ns: int | None = None
     reported: bool = False
     failed: list[int] = []
-    """Indices of blocks that did not arrive. Those behind them in a load arrive, and are of no use."""
+    """Indices of blocks that did not arrive. Later blocks of a load arrive, and are useless."""
 
 
 class ContractShadow:
-    """The fold. ``links`` are those of the mover, which copies beside the engine; without them times are not judged."""
+    """The fold of the events. ``links`` are the links of an asynchronous mover; without links times are not checked."""
 
     def __init__(self, block_tokens: int, block_bytes: int, links: Sequence[LinkSpec] = (), every: int = 1) -> None:
         self.every = every
-        """So many stimuli lie between two walks over all places."""
+        """Stimuli between two walks over all places."""
         self._taken = 0
         self.size = block_tokens
         self.block_bytes = block_bytes
@@ -82,19 +82,19 @@ class ContractShadow:
         self.slots: dict[int, _Life] = {}
         self.copies: dict[int, _Copy] = {}
         self.candidates: dict[int, tuple[Route, list[int]]] = {}
-        """Open ones: route and hashes."""
+        """Open candidates, to route and hashes."""
         self.ended: Counter[str] = Counter()
         self.hits = [0, 0, 0, 0]
         self.prompt_blocks = 0
         self.moved: Counter[str] = Counter()
         self.evicted: Counter[Tier] = Counter()
         self.quarantined: dict[At, set[int]] = {}
-        """Places that copies of before a reset still touch, with these operations."""
+        """Places that copies from before a reset still touch, to the operations."""
         self.preemptions = 0
         self.preempted_requests = 0
         self.lost = 0
         self.checked: Counter[str] = Counter()
-        """For each contract, how often it had something to check."""
+        """Number of checks of each contract."""
         self._link_free_ns: dict[str, int] = defaultdict(int)
         self._links_of = {route: link for link in links for route in link.routes}
         self._seq = -1
@@ -103,7 +103,7 @@ class ContractShadow:
     # --- the frame ---
 
     def take(self, events: Sequence[ev.Event]) -> None:
-        """The events of one stimulus."""
+        """Fold and check the events of a stimulus."""
         for event in events:
             self._require(event.seq == self._seq + 1 and event.at_ns >= self._at_ns, "I9", event, "order")
             self._seq, self._at_ns = event.seq, event.at_ns
@@ -120,7 +120,7 @@ class ContractShadow:
             raise Broken(f"{contract} at {self._seq} ({type(event).__name__}): {why}; {event}")
 
     def _walk(self) -> None:
-        """BC-9: each place is in one condition, and its holders are those that name it."""
+        """BC-9: each place is in one condition, and its holders are the slots and copies that name the place."""
         named: dict[At, Counter[str]] = defaultdict(Counter)
         for number, life in self.slots.items():
             for block in life.blocks:
@@ -141,7 +141,7 @@ class ContractShadow:
                 self._require(place.writer in self.copies, "BC-9", None, f"{at} is written by nobody")
 
     def finished(self) -> None:
-        """Every request has ended: no place has a holder, and no copy runs."""
+        """Require, after every request has ended, that no place has a holder and no copy runs."""
         self._walk()
         self._require(not self.slots and not self.copies and not self.candidates, "BC-9", None, "something is left")
         for at, place in self.places.items():
@@ -162,9 +162,9 @@ class ContractShadow:
         }
 
     def _at(self, pool: int, ids: bytes, event: ev.Event) -> list[At]:
-        found = [(pool, index) for index in unpack_ids(ids)]
-        self._require(all(at in self.places for at in found), "BC-10", event, "a place beyond the capacity")
-        return found
+        places = [(pool, index) for index in unpack_ids(ids)]
+        self._require(all(at in self.places for at in places), "BC-10", event, "a place beyond the capacity")
+        return places
 
     # --- pools and slots ---
 
@@ -206,7 +206,7 @@ class ContractShadow:
     # --- admission ---
 
     def _LookupAnswered(self, event: ev.LookupAnswered) -> None:
-        """BC-3: behind the engine's prefix, G2, then G3, to the first block that is found nowhere."""
+        """BC-3: the lookup goes on after the engine's prefix, in G2, then in G3, to the first miss in all tiers."""
         if event.answer is None:
             return
         life = self.slots[event.slot]
@@ -215,9 +215,9 @@ class ContractShadow:
         if at < min(len(life.hashes), (life.prompt_tokens - 1) // self.size):
             self._require(life.hashes[at] not in self._in(Tier.G1), "BC-3", event, f"block {at} is on the device")
         for tier, count in zip((Tier.G2, Tier.G3), event.matched, strict=False):
-            here = self._in(tier) if count else set()
+            hashes = self._in(tier) if count else set()
             self._require(
-                all(key in here for key in life.hashes[at : at + count]), "BC-3", event,
+                all(key in hashes for key in life.hashes[at : at + count]), "BC-3", event,
                 f"blocks from {at} are not in {tier.name}",
             )
             at += count
@@ -245,23 +245,23 @@ class ContractShadow:
         life.staged = []
 
     def _DeviceBlocksAssigned(self, event: ev.DeviceBlocksAssigned) -> None:
-        given = self._at(event.pool, event.ids, event)
-        self._require(len(set(given)) == len(given), "BC-3", event, "a place is given twice")
-        reused, new = given[: event.reused], given[event.reused :]
+        assigned = self._at(event.pool, event.ids, event)
+        self._require(len(set(assigned)) == len(assigned), "BC-3", event, "a place is given twice")
+        reused, new = assigned[: event.reused], assigned[event.reused :]
         if event.reused:
             life = self.slots[event.slots[0]]
-            found = [self.places[at] for at in reused]
+            prefix = [self.places[at] for at in reused]
             self._require(
-                [place.hash for place in found] == life.hashes[: len(found)] and all(place.ready for place in found),
+                [place.hash for place in prefix] == life.hashes[: len(prefix)] and all(place.ready for place in prefix),
                 "BC-3", event, "the prefix is not what the prompt begins with",
             )
-        for at in new:  # all of it is chosen outside of what anybody holds, this prefix included
+        for at in new:  # no new place may have a holder, this prefix included
             place = self.places[at]
             self._require(
                 place.hash is None and not +place.holders and place.writer is None and not self.quarantined.get(at),
                 "BC-3", event, f"{at} is taken",
             )
-        place_of = iter(given)
+        place_of = iter(assigned)
         for slot, count in zip(event.slots, event.counts, strict=True):
             for _ in range(count):
                 at = next(place_of)
@@ -279,14 +279,14 @@ class ContractShadow:
         life.blocks = blocks
 
     def _PrefixScored(self, event: ev.PrefixScored) -> None:
-        """BC-5: counted once, when the admission commits, for the tier that held the blocks."""
+        """BC-5: hits count once, when the admission commits, for the tier that held the blocks."""
         life = self.slots[event.slot]
         prompt = life.prompt_tokens // self.size
         local, below = life.answered
         self._require(event.prompt_blocks == prompt, "BC-5", event, f"the prompt has {prompt} blocks")
         expected, left = [], prompt
-        for found in (local, *below):
-            expected.append(min(found, left))
+        for blocks in (local, *below):
+            expected.append(min(blocks, left))
             left -= expected[-1]
         self._require(
             list(event.hits) == expected and sum(event.hits) <= prompt, "BC-5", event, f"found {expected}",
@@ -322,7 +322,7 @@ class ContractShadow:
             place.hash, place.ready = key, True
             life = self.slots[next(owners)]
             index = life.blocks.index(at[1])
-            if index == len(life.hashes):  # behind the prompt: a lookup after a preemption finds it
+            if index == len(life.hashes):  # after the prompt, so a lookup after a preemption hits the block
                 life.hashes = [*life.hashes, key]
             self._require(life.hashes[index] == key, "BC-2", event, f"block {index} has another hash than its request")
 
@@ -344,10 +344,10 @@ class ContractShadow:
                 and not (lower and +place.holders), "BC-10", event, f"{at} is not empty",
             )
             if lower:
-                there = any(
-                    where == event.pool and other.hash == key for (where, _), other in self.places.items()
+                resident = any(
+                    pool == event.pool and other.hash == key for (pool, _), other in self.places.items()
                 )
-                self._require(not there, "BC-2", event, f"{key:x} is there, or on its way, already")
+                self._require(not resident, "BC-2", event, f"{key:x} is there, or on its way, already")
             place.hash, place.writer = key, event.operation
 
     def _BlocksReady(self, event: ev.BlocksReady) -> None:
@@ -358,13 +358,13 @@ class ContractShadow:
 
     def _BlocksDropped(self, event: ev.BlocksDropped) -> None:
         places = self._at(event.pool, event.ids, event)
-        if event.why is ReleaseReason.EPOCH:  # the copy of before a reset has ended
+        if event.why is ReleaseReason.EPOCH:  # a copy from before a reset has ended
             for at in places:
                 self._require(event.operation in self.quarantined.get(at, ()), "I16", event, f"{at} is not kept away")
                 self.quarantined[at].discard(event.operation)
             return
         for at in places:
-            if event.operation < 0:  # behind a block that did not arrive: it is there, in a place of that request alone
+            if event.operation < 0:  # after a block that did not arrive: ready, in a place of that request alone
                 self._require(self.places[at].ready and sum(self.places[at].holders.values()) == 1, "I16", event,
                               f"{at} is {self.places[at]}")
             else:
@@ -377,7 +377,7 @@ class ContractShadow:
             self.quarantined.setdefault(at, set()).add(event.operation)
 
     def _ResetDone(self, event: ev.ResetDone) -> None:
-        """All metadata is clear. Candidates, copies, slots and holders have ended by events of their own before."""
+        """All metadata is clear. Earlier events have ended candidates, copies, slots and holders."""
         for place in self.places.values():
             place.hash, place.ready, place.writer = None, False, None
 
@@ -444,7 +444,7 @@ class ContractShadow:
         if copy.reported:
             self.moved[f"{copy.route.source.name}>{copy.route.target.name}"] += len(copy.targets) - len(copy.failed)
         if event.status is CandidateStatus.COMPLETED:
-            # Tiers are inclusive: what was copied stands at its source, too.
+            # Tiers are inclusive, so the source keeps copied blocks.
             self._require(all(self.places[at].ready for at in copy.sources), "BC-3", event, "the copy was a move")
         self._end(event.candidate, "ended", event)
 

@@ -1,16 +1,18 @@
 """Our own leader with the embedded engine, driven through a scenario, under the monitors of an exploration.
 
-The engine, the mover and the leader are those of ``serve`` and ``simulate``. ``Contents`` stands beside them: it keeps
-which prefix lies in each place, as bytes would. A model writes the prefix when blocks are filled, and a copy carries it
-at its start or at its end. A place that is given away loses it at once. A running request whose block does not hold its
-own prefix has read wrong bytes.
+The engine, the mover and the leader are those of ``serve`` and ``simulate``. ``Contents`` stands beside them and keeps
+the prefix in each place, as bytes would. A model writes the prefix when blocks are filled, and a copy carries the
+prefix at its start or at its end. A reallocated place loses its prefix at once. A running request whose block does not
+hold its own prefix has read wrong bytes.
 
-| monitor | comes from | |---|---| | right content | ``Contents``, and the contracts of ``ContractShadow`` about places
-| | truth of answers | ``ContractShadow``: a hit is there. At the end each tier is as it says, and the mirror is equal |
+| monitor | comes from |
+|---|---|
+| right content | ``Contents``, and the contracts of ``ContractShadow`` about places |
+| truth of answers | ``ContractShadow`` about hits; at the end the content of each tier, and the mirror |
 | no leak | ``ContractShadow.finished`` |
 | progress | the engine stands still without a hold, or is not done after ``STEPS_MAX`` steps |
 | bounded wait | a request is overtaken ``OVERTAKEN_MAX`` times |
-| no crash | an invariant or anything else that raises |
+| no crash | an invariant or another exception |
 
 Law of this file: the leader is judged by its events and by contents alone. Its facts are compared only with a fold.
 """
@@ -85,7 +87,7 @@ def _extend(tokens: list[int], contents: list[int], more: list[int]) -> None:
 
 
 class Contents:
-    """The prefix that lies in each place. ``late`` says whether a copy reads and writes at its end."""
+    """The prefix in each place. A copy reads and writes at its start, or at its end if the scenario says so."""
 
     def __init__(self, copies: tuple[int, ...], faults: tuple[str, ...]) -> None:
         self.copies, self.faults = copies, faults
@@ -95,7 +97,7 @@ class Contents:
         self._started: set[int] = set()
 
     def before(self, stimulus: st.Stimulus) -> None:
-        """A copy that ends writes before the leader hears of it."""
+        """Move the bytes of a copy that ends, before the leader hears of the end."""
         if isinstance(stimulus, st.TransferFinished | st.TransferFailed) and stimulus.operation in self._running:
             sources, targets, late = self._running.pop(stimulus.operation)
             failed = unpack_ids(stimulus.failed) or range(len(sources)) if isinstance(
@@ -104,7 +106,7 @@ class Contents:
                 self._copy(sources, targets, failed)
 
     def take(self, events: list[ev.Event]) -> None:
-        """The events of a stimulus."""
+        """Apply the events of a stimulus."""
         for event in events:
             if isinstance(event, ev.DeviceBlocksAssigned):
                 for index in unpack_ids(event.ids)[event.reused :]:
@@ -135,7 +137,7 @@ class Contents:
 
 
 class LeaderMachine:
-    """One leader in one scenario."""
+    """A leader in a scenario."""
 
     def __init__(
         self, release: LeaderRelease, connector: dict[str, Any], scenario: Scenario, faults: tuple[str, ...] = (),
@@ -162,7 +164,7 @@ class LeaderMachine:
             for link in DEFAULT_LINKS)
 
     def play(self) -> ScenarioRun:
-        """The run to its end, or to the first verdict."""
+        """Run to the end, or to the first verdict."""
         try:
             with planted(self.faults):
                 self._play()
@@ -285,7 +287,7 @@ class Recorded(LeaderMachine):
         self._ended = False
 
     def play(self) -> ScenarioRun:
-        """The run, taped."""
+        """Run with a tape, and save the recording of a verdict."""
         with taping() as tapes:
             run = super().play()
             self._ended = True
@@ -301,16 +303,16 @@ class Recorded(LeaderMachine):
             super()._publish(stimulus, outcome)
 
     def tell_rest(self) -> None:
-        """Nothing is left to tell."""
+        """Nothing: ``play`` has reported the recording."""
 
 
 def recorded(
     release: LeaderRelease, connector: dict[str, Any], scenario: Scenario, faults: tuple[str, ...], path: str,
     tell: Callable[[Any], None],
 ) -> LeaderMachine:
-    """A machine that writes ``path`` when it has ended."""
+    """A machine that writes ``path`` at its end."""
     return Recorded(scenario, faults, Path(path), tell)
 
 
 ENGINE: Final = (LeaderRelease, LeaderMachine)
-"""For the worker."""
+"""Release and machine, as the worker makes them."""

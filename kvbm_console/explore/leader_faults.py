@@ -1,6 +1,6 @@
 """Faults that ``explore leader --fault`` plants: in the copies, in the leader, and in the engine beside it.
 
-Law of this file: a fault is a step that is forgotten or done wrongly, never a flag of the product.
+Law of this file: a fault omits or spoils a step of the product, and the product has no flag for it.
 """
 
 from collections.abc import Callable, Iterator
@@ -42,7 +42,7 @@ def _never_closes(stack: ExitStack) -> None:
 
 
 def _released(wrong: Callable[[Any, Any, list[int]], None]) -> Callable[[ExitStack], None]:
-    """A fault that follows when a slot gives device blocks back: told the facts, the slot and its blocks before."""
+    """A fault that spoils the release of device blocks; ``wrong`` gets the facts, the slot and its former blocks."""
 
     def plant(stack: ExitStack) -> None:
         release = APPLY[ev.DeviceBlocksReleased]
@@ -107,7 +107,7 @@ FAULTS = {**COPY_FAULTS, **LEADER_FAULTS, **ENGINE_FAULTS}
 
 @contextmanager
 def planted(faults: tuple[str, ...]) -> Iterator[None]:
-    """The leader's faults, for one run."""
+    """Plant the leader's faults for a run."""
     with ExitStack() as stack:
         for name in faults:
             if name in LEADER_FAULTS:
@@ -116,7 +116,7 @@ def planted(faults: tuple[str, ...]) -> Iterator[None]:
 
 
 def plant(rig: Rig, faults: tuple[str, ...]) -> None:
-    """The engine's and the mover's faults."""
+    """Plant the engine's and the mover's faults."""
     for name in faults:
         if name in ENGINE_FAULTS:
             ENGINE_FAULTS[name][1](rig)

@@ -1,7 +1,7 @@
 """A finding as a recording: its smallest scenario runs with the tap around the connector, and ends with the verdict.
 
-The worker sends the tap's messages of each step. Here a leader takes them at a time of ``STEP_NS`` a step, so the same
-scenario gives the same recording. A process that dies leaves the steps that it has told.
+The worker sends the tap's messages of each step. A leader of this process takes them on a clock of ``STEP_NS`` a step,
+so the same scenario gives the same recording. A process that dies leaves the steps that it has sent.
 
 Law of this file: the last event is the verdict.
 """
@@ -23,7 +23,7 @@ from kvbm_console.tap.translator import Watching
 STEP_NS: Final = 10_000_000
 """A step of the scheduler, on the clock of the recording."""
 DETAIL_CHARS_MAX: Final = 1_000
-"""A sentence about many requests is cut; the issue text has all of it."""
+"""A longer sentence is cut; the issue text has the whole sentence."""
 
 
 def record(answers: Iterable[dict[str, Any]], verdict: dict[str, Any], path: Path, name: str) -> Path:

@@ -1,6 +1,6 @@
 """The files of a finding: a scenario, a pytest file that needs only vLLM, a text for an upstream issue.
 
-Law of this file: the reproduction is the source that found the verdict, and nothing of it is written twice.
+Law of this file: the reproduction is the source that found the verdict, and no part of it is written twice.
 """
 
 import ast
@@ -13,7 +13,7 @@ from kvbm_console.explore.scenario import Abort, Action, Arrive, CacheReset, Sce
 from kvbm_console.explore.search import ExploreFinding, SearchReport
 
 PARTS: Final = ("scenario.py", "shadow.py", "vllm.py")
-"""The modules that a reproduction consists of, in the order in which they need each other."""
+"""The modules of a reproduction, in the order of their imports."""
 
 
 def slug(signature: str) -> str:
@@ -30,7 +30,7 @@ def write(
     out: Path, report: SearchReport, finding: ExploreFinding, connector: dict[str, Any], faults: tuple[str, ...],
     engine: str = "vllm",
 ) -> Path:
-    """One finding's directory, with its scenario, reproduction and issue text."""
+    """Write the directory of a finding, with its scenario, reproduction and issue text. Returns its path."""
     make = reproduction if engine == "vllm" else leader_reproduction
     directory = out / slug(finding.signature)
     directory.mkdir(parents=True, exist_ok=True)
@@ -44,13 +44,13 @@ def write(
 def reproduction(
     scenario: Scenario, connector: dict[str, Any], faults: tuple[str, ...], release: str, signature: str
 ) -> str:
-    """A pytest file that fails as long as the bug is there. It needs vLLM and nothing of this program."""
+    """A pytest file that fails as long as the bug exists. The file needs vLLM and no part of this program."""
     bodies = []
     imports: set[str] = set()
     for name in PARTS:
         source = resources.files("kvbm_console.explore").joinpath(name).read_text(encoding="utf-8")
-        found, body = _parts(source)
-        imports |= found
+        module_imports, body = _parts(source)
+        imports |= module_imports
         bodies.append(body)
     head = (f'"""Found by kvbm-console explore with {release}: {signature}.\n\n'
             'Run it with pytest where vLLM is installed.\n"""')
@@ -67,7 +67,7 @@ def reproduction(
 def leader_reproduction(
     scenario: Scenario, connector: dict[str, Any], faults: tuple[str, ...], release: str, signature: str
 ) -> str:
-    """A pytest file that fails as long as the bug of our leader is there."""
+    """A pytest file that fails as long as the bug of our leader exists."""
     return "\n".join([
         f'"""Found by kvbm-console explore in {release}: {signature}."""', "",
         "from kvbm_console.explore.leader import LeaderMachine, LeaderRelease",
@@ -80,7 +80,7 @@ def leader_reproduction(
 
 
 def _parts(source: str) -> tuple[set[str], str]:
-    """The imports of a module but those of this program, and the rest of it without its docstring."""
+    """The imports of a module without those of this program, and the module's body without docstring and imports."""
     tree = ast.parse(source)
     lines = source.splitlines()
     imports: set[str] = set()

@@ -1,8 +1,8 @@
 """A scenario: everything that is random in one run, as plain data.
 
 A prompt is a path of segments. A segment is (family, tokens). Two prompts that begin with the same family share its
-tokens as far as both go. Other prompts share no blocks. A turn of a chat repeats the segments of the turn before and
-adds one.
+tokens up to the shorter segment. Other prompts share no blocks. A turn of a chat repeats the segments of the turn
+before and adds a segment.
 
 ``copies`` times the copies: the n-th job of a run takes entry n modulo its length. An entry is 3 * steps + order. The
 job is reported after so many steps. Its blocks move at once (order 0), at the last moment (1), or spread (2).
@@ -19,7 +19,7 @@ from typing import Any
 BLOCK = 16
 """Tokens in a block."""
 Segment = tuple[int, int]
-"""Family of tokens, and how many of them."""
+"""Family of tokens, and the number of tokens."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ KINDS = {"arrive": Arrive, "abort": Abort, "reset": CacheReset}
 
 @dataclass(frozen=True)
 class Scenario:
-    """One run. Sizes are in blocks of ``BLOCK`` tokens."""
+    """The input of a run. Sizes are in blocks of ``BLOCK`` tokens."""
 
     device_blocks: int
     host_blocks: int
@@ -72,7 +72,7 @@ class Scenario:
     actions: tuple[Action, ...]
     copies: tuple[int, ...] = field(default=(3,))
     machine: tuple[tuple[str, Any], ...] = ()
-    """Further choices by name, of ``LEADER``; a choice that is not named has its first value."""
+    """Further choices of ``LEADER`` by name; a choice that is not named has its first value."""
 
     def option(self, name: str) -> Any:
         """The value of a choice."""
@@ -89,7 +89,7 @@ class Scenario:
 
     @classmethod
     def from_json(cls, text: str) -> "Scenario":
-        """Raises ``KeyError``, ``TypeError`` or ``ValueError`` on anything else."""
+        """The scenario of a line. Raises ``KeyError``, ``TypeError`` or ``ValueError`` for any other text."""
         document = json.loads(text)
         actions = tuple(_action(dict(entry)) for entry in document.pop("actions"))
         document["machine"] = tuple((name, value) for name, value in document.get("machine", ()))
@@ -110,18 +110,18 @@ def _action(entry: dict[str, Any]) -> Action:
     kind = KINDS[entry.pop("do")]
     if "prompt" in entry:
         entry["prompt"] = tuple((int(family), int(count)) for family, count in entry["prompt"])
-    made: Action = kind(**entry)
-    return made
+    action: Action = kind(**entry)
+    return action
 
 
 def tokens_of(prompt: tuple[Segment, ...]) -> list[int]:
-    """The token ids of a prompt: the same family and position, the same token."""
+    """The token ids of a prompt. Equal family and position give the same token."""
     return [(family * 7919 + at * 31) % 997 + 2 for family, count in prompt for at in range(count)]
 
 
 @dataclass(frozen=True)
 class Profile:
-    """The ranges that a scenario is drawn from."""
+    """The ranges of random scenarios."""
 
     device: tuple[int, int]
     host: tuple[int, int]
@@ -137,7 +137,7 @@ class Profile:
     aborts: float = 0.0
     """The share of requests that are aborted."""
     resets: int = 0
-    """At most so many."""
+    """The most resets of the prefix cache."""
     answers: float = 0.0
     """The share of turns whose prompt begins with the answer of the turn before."""
 
@@ -152,8 +152,8 @@ PROFILES = {
     "mild": Profile((48, 96), (32, 128), (2, 5), (1, 4), (8, 90), (4, 30), (10, 60), (0, 3)),
 }
 """``press``, ``tight``: more work than places. ``hits``: long prompts of many sessions come back from the host tier at
-once. ``chat``: turns begin with the answers before them. ``mild``: room for all. ``abort`` and ``reset`` are named
-after what they add."""
+once. ``chat``: turns begin with the answers before them. ``mild``: room for all. ``abort`` and ``reset`` add aborts and
+resets."""
 
 
 LEADER: dict[str, tuple[Any, ...]] = {
@@ -182,9 +182,9 @@ def generate(profile: str, seed: int) -> Scenario:
     shared = dice.choice((0, 0, BLOCK, 3 * BLOCK, 40))
     for session in range(dice.randint(*shape.sessions)):
         prompt: tuple[Segment, ...] = ((0, shared),) if shared and dice.random() < 0.8 else ()
-        step, after, told = dice.randint(0, 12), "", 0  # ``told``: tokens of ``after`` with its answer
+        step, after, after_tokens = dice.randint(0, 12), "", 0  # ``after_tokens`` includes the answer of ``after``
         for turn in range(dice.randint(*shape.turns)):
-            before, output = told + sum(count for _, count in prompt), dice.randint(*shape.output)
+            before, output = after_tokens + sum(count for _, count in prompt), dice.randint(*shape.output)
             if before + output >= most:
                 break
             prompt = (*prompt, (1 + 10 * session + turn, min(dice.randint(*shape.prompt), most - before - output)))
@@ -193,10 +193,10 @@ def generate(profile: str, seed: int) -> Scenario:
             if dice.random() < shape.aborts:
                 actions.append(Abort(step + dice.randint(0, 12), name))
             if dice.random() < 0.25:  # the same prompt again, a little later
-                again = min(dice.randint(*shape.output), most - told - sum(count for _, count in prompt))
+                again = min(dice.randint(*shape.output), most - after_tokens - sum(count for _, count in prompt))
                 actions.append(Arrive(step + dice.randint(0, 6), f"{name}b", prompt, again, after))
             if shape.answers and dice.random() < shape.answers:
-                after, told, prompt = name, told + sum(count for _, count in prompt) + output, ()
+                after, after_tokens, prompt = name, after_tokens + sum(count for _, count in prompt) + output, ()
             step += dice.randint(*shape.gap)
     for _ in range(dice.randint(0, shape.resets)):
         actions.append(CacheReset(dice.randint(2, 40), dice.random() < 0.6, dice.random() < 0.6))

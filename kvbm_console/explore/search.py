@@ -1,11 +1,11 @@
-"""The search: many runs in several processes, guided by what they reach.
+"""The search: many runs in several processes, guided by coverage.
 
 Each profile has a counter of seeds. With seeds from the command line every profile runs each of them. Without them,
 batches go in turn to the profile with the fewest seeds and to the profile whose last batches saw most new (state,
-event) pairs. A process that dies or says nothing for ``SILENT_S`` is replaced; the run that it was in is a finding.
+event) pairs. A process that dies or is silent for ``SILENT_S`` is replaced, and its present run is a finding.
 
 Law of this file: an engine that crashes, hangs or prints ends its process, never the search. An interrupted search
-tells its findings.
+reports its findings.
 """
 
 import contextlib
@@ -26,36 +26,37 @@ from kvbm_console.explore.scenario import GENERATE, PROFILES, Scenario
 BATCH: Final = 10
 """Runs of a task: a tenth of a second of work."""
 SILENT_S: Final = 30.0
-"""Far beyond the longest run; an engine that says nothing for so long hangs."""
+"""Far beyond the longest run, so a longer silence means that the engine hangs."""
 START_S: Final = 180.0
-"""To import an engine takes half a minute on a busy machine."""
+"""The import of an engine takes half a minute on a busy machine."""
 SHRINK_RUNS: Final = 1_500
-"""At most so many runs to make a finding small: about 15 s."""
+"""The most runs to shrink a finding: about 15 s."""
 PACKAGE: Final = Path(__file__).resolve().parents[1]
 BOOTSTRAP: Final = (
     "import runpy, sys, types; package = types.ModuleType('kvbm_console'); package.__path__ = [sys.argv.pop()]; "
     "sys.modules['kvbm_console'] = package; "
     "runpy.run_module('kvbm_console.explore.worker', run_name='__main__', alter_sys=False)"
 )
-"""Runs the worker in an environment that has the engine and need not have this program: only its own files are seen."""
+"""Code that runs the worker with the engine's interpreter. This program need not be installed there, because the code
+names the directory of our package."""
 
 
 @dataclass
 class ExploreFinding:
-    """One signature: how it was met first, and its smallest scenario."""
+    """A signature with the run that showed it first, and its smallest scenario."""
 
     signature: str
     verdict: dict[str, Any]
     profile: str
     seed: int
     cpu_s: float
-    """CPU seconds of all runs up to the first that ended so."""
+    """CPU seconds of all runs up to the first run with this signature."""
     scenario: Scenario
     times: int = 1
     shrunk: bool = False
     recording: Path | None = None
     unrecorded: str = ""
-    """Why there is no recording although it was asked for."""
+    """The reason for a missing recording, empty without."""
 
 
 @dataclass
@@ -79,27 +80,27 @@ class Search:
 
     connector: dict[str, Any]
     engine: str = "vllm"
-    """Or ``leader``: our own, with the embedded engine."""
+    """``vllm``, or ``leader`` for our own leader with the embedded engine."""
     profiles: tuple[str, ...] = tuple(PROFILES)
     faults: tuple[str, ...] = ()
     seeds: range | None = None
-    """Without: until ``seconds`` have passed."""
+    """The seeds of every profile; None to search until ``seconds`` have passed."""
     seconds: float = 60.0
     processes: int = 1
     python: str = sys.executable
     tell: Callable[[SearchReport], None] = lambda report: None
     first_only: bool = False
-    """End with the first finding."""
+    """True to end with the first finding."""
     _processes: list["_Process"] = field(default_factory=list)
     _gain: dict[str, float] = field(default_factory=dict)
-    """Profile to the new pairs of its last runs, older ones counting less."""
+    """Profile to the new pairs of its last runs; older pairs count less."""
 
     def run(self) -> SearchReport:
         """Explore, then shrink each finding. Raises ``UsageError`` when the engine cannot be driven."""
         report = SearchReport()
         tasks = self._fixed() if self.seeds is not None else self._guided()
         try:
-            workers = [self._begun() for _ in range(self.processes)]
+            workers = [self._start() for _ in range(self.processes)]
             for worker in workers:
                 report.release = worker.wait()
             self._explore(report, workers, tasks, time.monotonic() + self.seconds)
@@ -109,30 +110,30 @@ class Search:
             self._end_all()
         return report
 
-    def _begun(self) -> "_Process":
-        """A process that imports the engine from now on."""
+    def _start(self) -> "_Process":
+        """Start a process, which imports the engine from now on."""
         self._processes.append(_Process(self.python, self.engine))
         return self._processes[-1]
 
     def _fresh(self, worker: "_Process") -> "_Process":
-        """A process in the place of this process, which died or hangs."""
+        """Replace a process that died or hangs."""
         worker.kill()
-        fresh = self._begun()
-        fresh.wait()
-        return fresh
+        replacement = self._start()
+        replacement.wait()
+        return replacement
 
     def _end_all(self) -> None:
         while self._processes:
             self._processes.pop().kill()
 
     def shrink(self, report: SearchReport) -> None:
-        """Make each finding small. May be interrupted; the findings that are not small yet stay as they are."""
+        """Shrink each finding. After an interruption the remaining findings stay unchanged."""
         self._with_each(report, self._shrink)
 
     def _with_each(self, report: SearchReport, work: Callable[["_Process", ExploreFinding], "_Process"]) -> None:
-        """``work`` on each finding, in a process that it may replace."""
+        """Call ``work`` for each finding, in a process that the call may replace."""
         try:
-            worker = self._begun()
+            worker = self._start()
             worker.wait()
             for finding in report.findings.values():
                 worker = work(worker, finding)
@@ -146,7 +147,7 @@ class Search:
                 "signature": finding.signature, "most": SHRINK_RUNS}
         worker.send(task)
         for answer in worker.answers(8 * SILENT_S):
-            if answer is None:  # it hangs or crashes the process: kept as it was found
+            if answer is None:  # the finding hangs or crashes the process, so it stays unchanged
                 return self._fresh(worker)
             if "scenario" in answer and answer["verdict"] is not None:
                 finding.scenario = Scenario.from_json(answer["scenario"])
@@ -160,10 +161,10 @@ class Search:
     def _record(self, worker: "_Process", finding: ExploreFinding, place: Path) -> "_Process":
         from kvbm_console.explore.recorded import record
 
-        place.unlink(missing_ok=True)  # of an earlier search, as the files beside it
+        place.unlink(missing_ok=True)  # a file of an earlier search
         worker.send({"connector": self.connector, "faults": list(self.faults), "path": str(place),
                      "record": finding.scenario.to_json()})
-        told: list[dict[str, Any]] = []
+        answers: list[dict[str, Any]] = []
         ended = finding.signature
         died = False
         for answer in worker.answers(SILENT_S):
@@ -174,16 +175,16 @@ class Search:
             elif "verdict" in answer:
                 ended = "no finding" if answer["verdict"] is None else answer["verdict"]["signature"]
             else:
-                told.append(answer)
+                answers.append(answer)
         if ended != finding.signature:
             finding.unrecorded = f"with the tap around its connector the run ends with {ended}"
-        elif not told:
-            finding.unrecorded = finding.unrecorded or "nothing was told of the run"
-        elif "recorded" in told[-1]:
+        elif not answers:
+            finding.unrecorded = finding.unrecorded or "the run sent no messages"
+        elif "recorded" in answers[-1]:
             finding.recording = place
         else:
             try:
-                finding.recording = record(told, finding.verdict, place, finding.signature)
+                finding.recording = record(answers, finding.verdict, place, finding.signature)
             except (FoldError, InvariantViolation) as error:
                 finding.unrecorded = f"our leader does not follow this run, which is a bug of ours: {error}"
         return self._fresh(worker) if died else worker
@@ -273,7 +274,7 @@ class Search:
 
 
 class _Process:
-    """A worker process and what it was given."""
+    """A worker process and its batch of runs."""
 
     def __init__(self, python: str, engine: str) -> None:
         environment = {**os.environ, "PYTHONHASHSEED": "0", "VLLM_LOGGING_LEVEL": "ERROR"}
@@ -288,7 +289,7 @@ class _Process:
         self.answered = 0
 
     def wait(self) -> str:
-        """Wait until the engine is imported; its release. Raises ``UsageError`` when it cannot be."""
+        """Wait for the import of the engine. Returns its release. Raises ``UsageError`` when the import fails."""
         for answer in self.answers(START_S):
             if answer is not None and "release" in answer:
                 return str(answer["release"])
@@ -299,19 +300,19 @@ class _Process:
         raise UsageError("explore: the engine could not be started")
 
     def give(self, task: list[tuple[str, int]], message: dict[str, Any]) -> None:
-        """A batch of runs."""
+        """Send a batch of runs."""
         self.task, self.answered = task, 0
         self.send(message)
 
     def send(self, message: dict[str, Any]) -> None:
-        """A task; a process that has died is seen when its answers are read."""
+        """Send a task. A process that has died is noticed when its answers are read."""
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.write(json.dumps(message).encode() + b"\n")
             self._process.stdin.flush()
 
     def answers(self, silent_s: float) -> Iterator[dict[str, Any] | None]:
-        """Its answers up to ``done`` or ``release``; None when it died or was silent for too long."""
+        """The process's answers up to ``done``; None when the process died or was silent for too long."""
         while True:
             line, newline, rest = self._rest.partition(b"\n")
             if newline:
@@ -332,13 +333,13 @@ class _Process:
             self._rest += part
 
     def ended(self) -> int | None:
-        """Its exit status if it has ended by itself."""
+        """The exit status of a process that has ended by itself, else None."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             return self._process.wait(0.5)
         return None
 
     def kill(self) -> None:
-        """End it."""
+        """End the process."""
         self._process.kill()
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):
@@ -348,6 +349,6 @@ class _Process:
 
 
 def _ready(busy: list[_Process]) -> list[_Process]:
-    """The processes with answers, or all when none has answered for too long."""
+    """The processes with answers, or all processes after ``SILENT_S`` without an answer."""
     readable = select.select([worker.descriptor for worker in busy], [], [], SILENT_S)[0]
     return [worker for worker in busy if worker.descriptor in readable or not readable]

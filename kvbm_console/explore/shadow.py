@@ -1,8 +1,8 @@
 """The shadow memory and the worker that copies in it.
 
-The memory keeps no bytes. For each place it keeps the content, a number that stands for a prefix of tokens, and who
-wrote it last. A step that computes tokens writes contents, and a copy carries them. A step that reads a computed block
-wants the content of its own prefix.
+The memory keeps no bytes. For each place it keeps the content, a number that stands for a prefix of tokens, and the
+last writer. A step that computes tokens writes contents, and a copy carries contents. A step that reads a computed
+block wants the content of its own prefix.
 
 The worker obeys the connector's metadata and does no more. It submits loads and stores, waits for flushes, and reports
 jobs when all their blocks have moved. Stores read the device from the step after their order, so that they are behind
@@ -27,7 +27,7 @@ NOBODY: Writer = ("nobody", 0, "", 0)
 
 @dataclass
 class Job:
-    """One copy of some blocks, as the connector ordered it."""
+    """A copy of some blocks, as the connector ordered it."""
 
     number: int
     load: bool
@@ -41,15 +41,15 @@ class Job:
     due: list[int] = field(default_factory=list)
     """The moment at which each block moves."""
     reported: int = 0
-    """The moment from which it is reported."""
+    """The first moment at which the job may be reported."""
     moved: int = 0
     wanted: list[int] = field(default_factory=list)
-    """Of a store: the contents that its places held when it was ordered."""
+    """For a store, the contents of its places at the order."""
 
 
 @dataclass
 class TornStore:
-    """A store read something else than it was ordered to."""
+    """A store read a content other than the ordered content."""
 
     job: int
     place: int
@@ -59,7 +59,7 @@ class TornStore:
 
 
 class Memory:
-    """Contents and writers of the device's places and of the host's."""
+    """Contents and writers of the places of device and host."""
 
     def __init__(self) -> None:
         self.device: dict[int, int] = {}
@@ -67,7 +67,7 @@ class Memory:
         self.device_writer: dict[int, Writer] = {}
         self.host_writer: dict[tuple[str, int], Writer] = {}
         self.torn: dict[tuple[str, int], TornStore] = {}
-        """Host slots whose last store read something else than it was ordered to."""
+        """Host slots whose last store read a content other than the ordered content."""
         self.came_from: dict[int, tuple[str, int]] = {}
         """Device place to the host slot that its last load read."""
         self.ordered: dict[int, int] = {}
@@ -79,7 +79,7 @@ class Memory:
         self.reads = 0
 
     def copy(self, job: Job, at: int) -> None:
-        """Block ``at`` of the job moves now."""
+        """Move block ``at`` of the job."""
         source, target = job.pairs[at]
         if job.load:
             slot = (job.kind, source)
@@ -89,17 +89,17 @@ class Memory:
             self.ordered[target] = job.submitted
             return
         slot = (job.kind, target)
-        found = self.device.get(source, EMPTY)
-        self.host[slot] = found
+        content = self.device.get(source, EMPTY)
+        self.host[slot] = content
         self.host_writer[slot] = ("store", job.number, job.request, source)
         self.filled[slot] = self.moment
         self.torn.pop(slot, None)
-        if found != job.wanted[at]:
+        if content != job.wanted[at]:
             writer = self.device_writer.get(source, NOBODY)
             self.torn[slot] = TornStore(job.number, source, job.wanted[at], writer, self.step)
 
     def write(self, place: int, content: int, request: str, tokens: int) -> None:
-        """A step has computed tokens of a request into a place."""
+        """Write tokens of a request that a step has computed into a place."""
         self.device[place] = content
         self.device_writer[place] = ("step", self.step, request, tokens)
 
@@ -124,10 +124,10 @@ def cause(memory: Memory, place: int, name: Callable[[int], str]) -> str:
     _, store, stored, source = memory.host_writer.get(slot, NOBODY)
     if slot not in memory.host_writer:
         return f"{text}, which no store had filled yet: load {number} did not wait for it"
-    told = f"store {store} of request {stored}" if stored else f"store {store}"
+    writing = f"store {store} of request {stored}" if stored else f"store {store}"
     if memory.filled.get(slot, 0) >= memory.ordered[place]:
-        return f"{text}; {told} wrote that slot after load {number} was submitted: the load did not keep its slot"
-    return f"{text}; {told} had filled that slot from place {source}"
+        return f"{text}; {writing} wrote that slot after load {number} was submitted: the load did not keep its slot"
+    return f"{text}; {writing} had filled that slot from place {source}"
 
 
 def _after(writer: Writer) -> str:
@@ -136,7 +136,7 @@ def _after(writer: Writer) -> str:
 
 
 class ShadowWorker:
-    """Takes metadata, moves blocks, reports jobs. ``faults`` are names of ``FAULTS`` that it has on purpose."""
+    """Takes metadata, moves blocks, reports jobs. ``faults`` are names of planted ``FAULTS``."""
 
     def __init__(self, memory: Memory, copies: tuple[int, ...], faults: Iterable[str] = ()) -> None:
         self.memory = memory
@@ -150,7 +150,7 @@ class ShadowWorker:
         """Jobs of this run so far."""
         self.moved_blocks = 0
         self._again: list[tuple[int, Job]] = []
-        """Fault ``late-write``: loads that write once more, and when."""
+        """Fault ``late-write``: moments of late writes, with their loads."""
 
     @property
     def busy(self) -> bool:
@@ -158,7 +158,8 @@ class ShadowWorker:
         return bool(self.jobs or self.ordered)
 
     def begin(self, orders: "StepOrders") -> list[Job]:
-        """Before the forward pass: submit what was ordered, flush what must be flushed, and load what this step reads.
+        """Before the forward pass: submit ordered stores, carry out flushes, and load blocks that this step reads.
+
         Returns the flushed jobs and the loads that this step waits for; each has ended."""
         early = [job for job in orders.stores if job.number in orders.flush or "early-store" in self.faults]
         for job in [*self.ordered, *early]:
@@ -186,7 +187,7 @@ class ShadowWorker:
         return job
 
     def end(self, orders: "StepOrders") -> list[Job]:
-        """After the forward pass: take the loads and stores of this step, and report what has ended."""
+        """After the forward pass: take the loads and stores of this step. Returns the jobs that have ended."""
         for job in orders.loads:
             self._submit(job)
         for job in orders.stores:
@@ -240,7 +241,7 @@ class ShadowWorker:
             job.pairs[:] = [(source ^ 1, target) for source, target in job.pairs]
 
     def _move(self) -> None:
-        """One moment passes; the blocks that are due move."""
+        """Advance the clock by a moment, and move the blocks that are due."""
         self.moment += 1
         self.memory.moment = self.moment
         for job in self.jobs:
@@ -285,12 +286,12 @@ FAULTS = {
     "shifted-target": "each block of a job lands one place further",
     "wrong-slot": "a load reads the host slot beside the ordered slot",
 }
-"""Faults of a worker that ``--fault`` plants, so that everybody can see that they are found."""
+"""Faults of a worker that ``--fault`` plants, to show that the monitors find them."""
 
 
 @dataclass
 class StepOrders:
-    """The copies and flushes that one step's metadata orders."""
+    """The copies and flushes that the metadata of a step orders."""
 
     kind: str = ""
     loads: list[Job] = field(default_factory=list)
@@ -331,4 +332,4 @@ def read_orders(metadata: Any) -> Iterator[StepOrders]:
 def _pairs(entry: Any) -> list[tuple[int, int]]:
     """(source, target) of each block; releases up to 0.25 have both specifications in one tuple."""
     source, target = getattr(entry, "transfer_spec", None) or (entry.src_spec, entry.dst_spec)
-    return [(int(one), int(other)) for one, other in zip(source.block_ids, target.block_ids, strict=True)]
+    return [(int(begin), int(end)) for begin, end in zip(source.block_ids, target.block_ids, strict=True)]

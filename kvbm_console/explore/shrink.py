@@ -1,8 +1,8 @@
 """Shrinking: the smallest scenario that still ends in the same verdict.
 
-Delta debugging over the actions (chunks of halves, quarters, ... single ones), then one pass after the other that makes
-a single part smaller: segments of prompts, tokens, answers, steps, waits of copies. A candidate counts when its run has
-the same signature; it replaces the best one when it is smaller by ``Scenario.size``.
+Delta debugging removes actions (chunks of halves, quarters, ... single actions). Further passes make a single part
+smaller: segments of prompts, tokens, answers, steps, waits of copies. A candidate counts when its run has the same
+signature; it replaces the best scenario when its ``Scenario.size`` is smaller.
 
 Law of this file: the result was run, and ended in the wanted signature. The caller bounds the number of runs.
 """
@@ -13,11 +13,11 @@ from dataclasses import replace
 from kvbm_console.explore.scenario import BLOCK, Action, Arrive, Scenario
 
 Ends = Callable[[Scenario], str | None]
-"""Runs a scenario; the signature of its verdict, or None."""
+"""Function that runs a scenario and returns the signature of its verdict, None without a verdict."""
 
 
 def shrink(scenario: Scenario, signature: str, ends: Ends, more: Callable[[], bool]) -> Scenario:
-    """The smallest scenario that was found. ``more`` says whether another run may be spent."""
+    """The smallest scenario found. ``more`` returns True while another run is allowed."""
     best = scenario
     while more():
         before = best.size
@@ -48,15 +48,15 @@ def _first_of(
     best: Scenario, signature: str, ends: Ends, more: Callable[[], bool],
     candidates: Callable[[Scenario], Iterator[Scenario]],
 ) -> Scenario:
-    """Take smaller candidates as long as there are any."""
-    found = True
-    while found and more():
-        found = False
+    """Replace the best scenario by smaller candidates until none has the signature."""
+    smaller = True
+    while smaller and more():
+        smaller = False
         for candidate in candidates(best):
             if not more():
                 break
             if candidate.size < best.size and ends(candidate) == signature:
-                best, found = candidate, True
+                best, smaller = candidate, True
                 break
     return best
 
@@ -99,7 +99,7 @@ def _earlier(scenario: Scenario) -> Iterator[Scenario]:
         for step in (0, action.step // 2, action.step - 1):
             if 0 <= step < action.step:
                 moved = _with(scenario, at, replace(action, step=step))
-                yield replace(moved, actions=tuple(sorted(moved.actions, key=lambda one: one.step)))
+                yield replace(moved, actions=tuple(sorted(moved.actions, key=lambda moving: moving.step)))
 
 
 def _simpler_copies(scenario: Scenario) -> Iterator[Scenario]:

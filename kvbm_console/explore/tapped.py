@@ -1,6 +1,6 @@
 """A scenario with the tap around the connector: the worker's half of a finding's recording.
 
-Law of this file: it imports what an environment with vLLM has, and nothing of the program that makes the recording.
+Law of this file: it imports only modules that an environment with vLLM has, and none that makes the recording.
 """
 
 import base64
@@ -15,11 +15,11 @@ from kvbm_console.tap.flatten import drain
 
 TAP: Final = {"kv_connector": "KvbmTap", "kv_connector_module_path": "kvbm_console.tap.vllm", "kv_role": "kv_both"}
 RECORDS_MAX: Final = 100_000
-"""Records of one step: all of them."""
+"""More records than a step has, so each drain takes all records."""
 
 
 class Tapped(Machine):
-    """A machine that tells the tap's messages of each step."""
+    """A machine that sends the tap's messages of each step."""
 
     def __init__(
         self, release: Release, connector: dict[str, Any], scenario: Scenario, faults: tuple[str, ...],
@@ -40,7 +40,7 @@ class Tapped(Machine):
             self.tell_rest()
 
     def tell_rest(self) -> None:
-        """Tell the records since the last step."""
+        """Send the records since the last step."""
         messages = drain(self._recorder, self._flattener, RECORDS_MAX)
         if messages:
             packed = base64.b64encode(msgspec.msgpack.encode(messages)).decode()

@@ -3,7 +3,7 @@
 Real: the scheduler, its block pool, the connector's scheduler half, its manager and policy. Ours: the model (a token
 follows from the request and its position), the worker (``shadow``) and the clock (steps).
 
-Law of this file: a verdict says what broke in the engine, never in this driver. A missing part of the interface is
+Law of this file: a verdict names a fault of the engine, never of this driver. A missing part of the interface is
 refused by its name before the first run.
 """
 
@@ -25,9 +25,9 @@ from kvbm_console.explore.scenario import BLOCK, Abort, Arrive, CacheReset, Scen
 from kvbm_console.explore.shadow import EMPTY, Job, Memory, ShadowWorker, StepOrders, cause, read_orders
 
 PAGE = 16 * 1024
-"""Bytes of a block of the model that is not there."""
+"""Bytes of a block of the absent model."""
 IDLE_STEPS = 6
-"""Steps in a row without work, copies or reports after which nothing can change any more."""
+"""Steps in a row without work, copies or reports after which no change can follow."""
 OVERTAKEN_MAX = 48
 """Steps in which later requests were scheduled while an earlier request waited for its turn alone."""
 ASKED_MAX = 60
@@ -41,11 +41,11 @@ MODEL = {
 TABLES = ("_jobs", "_req_status", "_block_id_to_pending_jobs", "_chunks_being_loaded", "_blocks_being_loaded",
           "_reset_fence", "_reqs_to_load", "_reqs_to_store", "_load_event_to_reqs", "_store_event_to_blocks",
           "_pending_store_blocks", "_inflight_loads")
-"""Tables of connectors in which nothing may be left when all requests have ended and all copies were reported."""
+"""Tables of connectors that must be empty when all requests have ended and all copies were reported."""
 
 
 class Unsupported(Exception):
-    """This release lacks something that the driver needs; the text names it."""
+    """This release lacks a part that the driver needs; the text names the part."""
 
 
 @dataclass
@@ -56,12 +56,12 @@ class RunVerdict:
     step: int
     sentence: str
     signature: str
-    """The same for the same bug: monitor and kind, without names and numbers."""
+    """The bug's monitor and kind, without names and numbers, so the same bug has the same signature."""
 
 
 @dataclass
 class ScenarioRun:
-    """One run to its end or its verdict."""
+    """A run to its end or its verdict."""
 
     steps: int = 0
     reads: int = 0
@@ -70,7 +70,7 @@ class ScenarioRun:
     pairs: set[tuple[str, str]] = field(default_factory=set)
     """(state, event) pairs that were seen."""
     digest: int = 0
-    """Of everything that the scheduler and the connector decided, step by step."""
+    """Digest of all decisions of the scheduler and the connector, step by step."""
 
 
 class Found(Exception):
@@ -112,7 +112,7 @@ class Release:
         self._configs: dict[Any, Any] = {}
 
     def configs(self, connector: dict[str, Any], scenario: Scenario) -> tuple[Any, Any]:
-        """The engine's configuration and that of its cache for a scenario."""
+        """The configurations of the engine and of its cache for a scenario."""
         key = (json.dumps(connector, sort_keys=True), scenario.device_blocks, scenario.host_blocks,
                scenario.max_running, scenario.batch_tokens)
         if key not in self._configs:
@@ -123,17 +123,17 @@ class Release:
         return vllm_config, cache
 
     def _make(self, connector: dict[str, Any], scenario: Scenario) -> tuple[Any, Any]:
-        made = self.config
-        cache = made.CacheConfig(block_size=BLOCK, enable_prefix_caching=True)
+        kinds = self.config
+        cache = kinds.CacheConfig(block_size=BLOCK, enable_prefix_caching=True)
         cache.num_gpu_blocks = scenario.device_blocks
-        config = made.VllmConfig(
-            model_config=self._model, cache_config=cache, device_config=made.DeviceConfig("cpu"),
-            scheduler_config=made.SchedulerConfig(
+        config = kinds.VllmConfig(
+            model_config=self._model, cache_config=cache, device_config=kinds.DeviceConfig("cpu"),
+            scheduler_config=kinds.SchedulerConfig(
                 max_num_seqs=scenario.max_running, max_num_batched_tokens=scenario.batch_tokens, max_model_len=2048,
                 enable_chunked_prefill=True, is_encoder_decoder=False,
             ),
-            kv_transfer_config=made.KVTransferConfig(**sized(connector, scenario.host_blocks)),
-            kv_events_config=made.KVEventsConfig(enable_kv_cache_events=True, publisher="null"),
+            kv_transfer_config=kinds.KVTransferConfig(**sized(connector, scenario.host_blocks)),
+            kv_events_config=kinds.KVEventsConfig(enable_kv_cache_events=True, publisher="null"),
         )
         spec = self.interface.FullAttentionSpec(
             block_size=BLOCK, num_kv_heads=1, head_size=128, dtype=import_module("torch").float32)
@@ -141,7 +141,7 @@ class Release:
         tensor = self.interface.KVCacheTensor
         known = {"size": scenario.device_blocks * PAGE, "shared_by": ["layer"], "layers": ["layer"],
                  "layer_stride": scenario.device_blocks * PAGE, "block_stride": PAGE}
-        placed = tensor(**{one.name: known[one.name] for one in dataclasses.fields(tensor) if one.name in known})
+        placed = tensor(**{part.name: known[part.name] for part in dataclasses.fields(tensor) if part.name in known})
         kv_cache = self.interface.KVCacheConfig(
             num_blocks=scenario.device_blocks, kv_cache_tensors=[placed], kv_cache_groups=[group])
         return config, kv_cache
@@ -155,7 +155,7 @@ def _get(module: str, name: str) -> Any:
 
 
 def sized(connector: dict[str, Any], host_blocks: int) -> dict[str, Any]:
-    """The connector's entry with a host tier of so many blocks, unless it states a size itself."""
+    """The connector's entry with a host tier of ``host_blocks``, unless the entry itself has a size."""
     entry: dict[str, Any] = {"kv_role": "kv_both", **connector}
     extra = dict(entry.get("kv_connector_extra_config") or {})
     if entry["kv_connector"] in ("OffloadingConnector", "SimpleCPUOffloadConnector"):
@@ -168,7 +168,7 @@ def sized(connector: dict[str, Any], host_blocks: int) -> dict[str, Any]:
 
 
 class Machine:
-    """One scheduler in one scenario."""
+    """A scheduler in a scenario."""
 
     def __init__(
         self, release: Release, connector: dict[str, Any], scenario: Scenario, faults: tuple[str, ...] = (),
@@ -190,7 +190,7 @@ class Machine:
         """Request to the content after each of its tokens."""
         self.tokens: dict[str, list[int]] = {}
         self.names: dict[int, tuple[str, int]] = {}
-        """Content to the first request, and its tokens, that it stands for."""
+        """Content to the first request with this content, and its number of tokens."""
         self.live: dict[str, Any] = {}
         self.idle = 0
         self.overtaken: Counter[str] = Counter()
@@ -201,7 +201,7 @@ class Machine:
     # --- watching the engine ---
 
     def _watch(self) -> None:
-        """See the answers of the connector, and every event that the engine would publish."""
+        """Wrap the connector's lookup, and take every event that the engine publishes."""
         ask = self.connector.get_num_new_matched_tokens
 
         def asked(request: Any, *args: Any, **kwargs: Any) -> Any:
@@ -218,15 +218,15 @@ class Machine:
             if kind == "AllBlocksCleared":
                 self.resident.pop("GPU", None)
                 continue
-            there = self.resident.setdefault(medium, Counter())
+            hashes = self.resident.setdefault(medium, Counter())
             for key in event.block_hashes:
                 name = key if isinstance(key, bytes) else int(key).to_bytes(8, "big", signed=key < 0)
-                there[name[-8:]] += 1 if kind == "BlockStored" else -1
+                hashes[name[-8:]] += 1 if kind == "BlockStored" else -1
 
     # --- the run ---
 
     def play(self) -> ScenarioRun:
-        """The run to its end, or to the first verdict."""
+        """Run to the end, or to the first verdict."""
         try:
             self._play()
         except Found as found:
@@ -236,10 +236,10 @@ class Machine:
         except Exception as error:
             where = _where(error)
             if where == "?":
-                told = f"this release differs from what is known: {type(error).__name__}: {error}"
-                raise Unsupported(told) from error
-            told = re.sub(r" at 0x[0-9a-f]+", "", str(error))[:200] or "no message"
-            self._end("no crash", f"{type(error).__name__} in {where}: {told}",
+                raise Unsupported(
+                    f"this release differs from the known releases: {type(error).__name__}: {error}") from error
+            text = re.sub(r" at 0x[0-9a-f]+", "", str(error))[:200] or "no message"
+            self._end("no crash", f"{type(error).__name__} in {where}: {text}",
                       f"no crash: {type(error).__name__} in {where}")
         finally:
             with contextlib.suppress(Exception):
@@ -258,8 +258,8 @@ class Machine:
                 self._act(actions.pop(0))
             if not self.step() and actions:  # nothing left until the next action
                 shift = max(0, actions[0].step - self.run.steps)
-                actions = [dataclasses.replace(one, step=one.step - shift) for one in actions]
-        for _ in range(4):  # what ended in the last step is told to the connector in the next one
+                actions = [dataclasses.replace(action, step=action.step - shift) for action in actions]
+        for _ in range(4):  # the connector hears in the next step of the copies that ended in the last
             self.step()
         self._leaks()
         self._events()
@@ -303,7 +303,7 @@ class Machine:
             names.setdefault(content, (name, len(chain)))
 
     def step(self) -> bool:
-        """One step of the engine; whether anything happened in it."""
+        """Run a step of the engine. Returns True if the step computed tokens or copied blocks."""
         self.run.steps += 1
         self.memory.step = self.run.steps
         if self.run.steps > STEPS_MAX:
@@ -322,10 +322,10 @@ class Machine:
         return happened
 
     def _forward(self, output: Any) -> None:
-        """The forward pass: what it computes, and right content of each computed block that it reads.
+        """Write the contents that the forward pass computes, and check each computed block that it reads.
 
-        A request may read full blocks that another one computes in the same pass, so these are looked at behind the
-        writes. Of its own last block it must already find the tokens before those that it computes.
+        A request may read full blocks that another request computes in the same pass, so full blocks are checked after
+        the writes. Its own last block must already hold the tokens before the computed tokens.
         """
         manager = self.scheduler.kv_cache_manager
         batch = [(name, computed, manager.get_block_ids(name)[0]) for name, computed in _computed(output)]
@@ -354,7 +354,7 @@ class Machine:
             self._wrong(name, at, place, content)
 
     def _extends(self, longer: int, content: int) -> bool:
-        """True if one content begins with another: more tokens of the same block of the same prefix."""
+        """True if ``longer`` begins with ``content``: more tokens of the same block of the same prefix."""
         if longer in (EMPTY, content):
             return longer == content
         request, tokens = self.names.get(longer, ("", 0))
@@ -402,7 +402,7 @@ class Machine:
 
     def _progress(self, output: Any, happened: bool) -> None:
         self.idle = 0 if happened else self.idle + 1
-        unfinished = [one for one in self.scheduler.requests.values() if not one.is_finished()]
+        unfinished = [request for request in self.scheduler.requests.values() if not request.is_finished()]
         if self.idle >= IDLE_STEPS and unfinished:
             raise Found("progress", self._stuck(unfinished), self._shape(unfinished))
         for name, times in self.asked.items():
@@ -412,32 +412,33 @@ class Machine:
         self._order(output, unfinished)
 
     def _order(self, output: Any, unfinished: list[Any]) -> None:
-        running = {one.request_id for one in self.scheduler.running}
-        waiting = [one for one in unfinished if one.request_id not in running
-                   and one.status is not self.release.status.WAITING_FOR_REMOTE_KVS]
-        new = [one.req_id for one in output.scheduled_new_reqs]
-        for one in waiting:
-            if any(self.live[name].arrival_time > one.arrival_time for name in new):
-                self.overtaken[one.request_id] += 1
-                if self.overtaken[one.request_id] > OVERTAKEN_MAX:
-                    raise Found("bounded wait", f"request {one.request_id} was overtaken {OVERTAKEN_MAX} times by "
+        running = {request.request_id for request in self.scheduler.running}
+        waiting = [request for request in unfinished if request.request_id not in running
+                   and request.status is not self.release.status.WAITING_FOR_REMOTE_KVS]
+        new = [request.req_id for request in output.scheduled_new_reqs]
+        for request in waiting:
+            if any(self.live[name].arrival_time > request.arrival_time for name in new):
+                self.overtaken[request.request_id] += 1
+                if self.overtaken[request.request_id] > OVERTAKEN_MAX:
+                    raise Found("bounded wait", f"request {request.request_id} was overtaken {OVERTAKEN_MAX} times by "
                                 "requests that arrived later", "overtaken")
 
     def _stuck(self, unfinished: list[Any]) -> str:
         """The wait-for graph of a deadlock in one sentence."""
         manager = self.scheduler.kv_cache_manager
         free = manager.block_pool.get_num_free_blocks()
-        told = f"nothing was scheduled for {IDLE_STEPS} steps and no copy is in flight"
-        waiting = [one for one in unfinished if not self._held(one)]
-        holding = [one for one in unfinished if self._held(one)]
+        text = f"nothing was scheduled for {IDLE_STEPS} steps and no copy is in flight"
+        waiting = [request for request in unfinished if not self._held(request)]
+        holding = [request for request in unfinished if self._held(request)]
         if waiting:
             head = waiting[0]
             want = -(-head.num_tokens // BLOCK)
-            told += (f"; request {head.request_id} ({_state(head)}) wants {want} blocks and {free} are free, with "
+            text += (f"; request {head.request_id} ({_state(head)}) wants {want} blocks and {free} are free, with "
                      f"{len(waiting) - 1} more behind it")
-        for one in holding:
-            told += f"; request {one.request_id} ({_state(one)}) holds {self._held(one)} blocks and is not scheduled"
-        return told
+        for request in holding:
+            text += (f"; request {request.request_id} ({_state(request)}) holds {self._held(request)} blocks and is "
+                     "not scheduled")
+        return text
 
     def _held(self, request: Any) -> int:
         return len(self.scheduler.kv_cache_manager.get_block_ids(request.request_id)[0])
@@ -445,7 +446,7 @@ class Machine:
     def _shape(self, unfinished: list[Any]) -> str:
         """The kind of a deadlock."""
         loaded = self.release.status.WAITING_FOR_REMOTE_KVS
-        if any(one.status is loaded for one in unfinished):
+        if any(request.status is loaded for request in unfinished):
             return "deadlock with a loaded request that is not scheduled"
         return "deadlock" + (", holding blocks" if any(map(self._held, unfinished)) else "")
 
@@ -453,8 +454,8 @@ class Machine:
         pairs = self.run.pairs
         loads = sum(job.load for job in self.worker.jobs)
         load = f"{min(loads, 2)} loads {min(len(self.worker.jobs) - loads, 2)} stores"
-        for one in self.scheduler.requests.values():
-            pairs.add((one.status.name, load))
+        for request in self.scheduler.requests.values():
+            pairs.add((request.status.name, load))
         if getattr(output, "preempted_req_ids", None):
             pairs.add((load, "preempted"))
         for orders in parts:
@@ -487,15 +488,14 @@ class Machine:
     def _events(self) -> None:
         """Truth of answers: the published events, folded, name the blocks that are cached."""
         blocks = self.scheduler.kv_cache_manager.block_pool.blocks
-        there = Counter(
+        cached = {
             self.release.hash_of(block.block_hash)[-8:] for block in blocks
             if block.block_hash is not None and not block.is_null
-        )
-        told = +self.resident.get("GPU", Counter())
-        if set(told) != set(there):
-            only_told, only_there = set(told) - set(there), set(there) - set(told)
-            raise Found("truth of answers", f"the KV events name {len(only_told)} device blocks that are not cached, "
-                        f"and miss {len(only_there)} that are", "device events")
+        }
+        published = set(+self.resident.get("GPU", Counter()))
+        if published != cached:
+            raise Found("truth of answers", f"the KV events name {len(published - cached)} device blocks that are not "
+                        f"cached, and miss {len(cached - published)} that are", "device events")
 
 
 def _orders(metadata: Any) -> Iterator[StepOrders]:
@@ -508,7 +508,7 @@ def _orders(metadata: Any) -> Iterator[StepOrders]:
 
 
 def _computed(output: Any) -> Iterator[tuple[str, int]]:
-    """(request, tokens that are computed already) of all that a step schedules."""
+    """(request, tokens computed before) of all requests that a step schedules."""
     for new in output.scheduled_new_reqs:
         yield new.req_id, new.num_computed_tokens
     cached = output.scheduled_cached_reqs
@@ -544,7 +544,7 @@ def _where(error: BaseException) -> str:
 
 
 def _connector_output(outputs: Any, metadata: Any, ended: list[Job]) -> Any:
-    """The report of the connectors' worker halves on these jobs; None when nothing ended."""
+    """The report of the connectors' worker halves on these jobs; None when no job ended."""
     meta = _worker_meta(metadata, ended)
     names = {name for job in ended if job.load and not job.sync for name in job.request.split(",") if name}
     if meta is None and not names:
@@ -604,7 +604,7 @@ def _host_blocks(connector: Any) -> Iterator[tuple[bytes, Any]]:
 def recorded(
     release: Release, connector: dict[str, Any], scenario: Scenario, faults: tuple[str, ...], path: str, tell: Any
 ) -> Any:
-    """A machine with the tap around its connector, which tells its messages; the caller writes ``path``."""
+    """A machine with the tap around its connector, which sends its messages; the caller writes ``path``."""
     tapped = import_module("kvbm_console.explore.tapped")
     return tapped.Tapped(release, connector, scenario, faults, tell)
 
@@ -689,8 +689,8 @@ def _asks_again(connector: Any) -> None:
     ask = connector.get_num_new_matched_tokens
 
     def forever(request: Any, computed: int, *rest: Any) -> Any:
-        found = ask(request, computed, *rest)
-        return (None, False) if found[0] and found[0] > 3 * BLOCK else found
+        answer = ask(request, computed, *rest)
+        return (None, False) if answer[0] and answer[0] > 3 * BLOCK else answer
 
     connector.get_num_new_matched_tokens = forever
 
@@ -717,6 +717,6 @@ CONNECTOR_FAULTS: dict[str, tuple[str, Any]] = {
     "connector-asks-again": ("hits of more than three blocks are answered with \"ask again\"", _asks_again),
     "connector-turned-keys": ("the blocks of a load are taken in reverse order", _wrong_key),
 }
-"""Faults of OffloadingConnector that ``--fault`` plants: a step that it forgets."""
+"""Faults of OffloadingConnector that ``--fault`` plants: each omits a step."""
 ENGINE = (Release, Machine)
-"""For the worker."""
+"""Release and machine, as the worker makes them."""

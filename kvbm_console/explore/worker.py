@@ -1,10 +1,10 @@
 """The process that runs scenarios: ``python -m kvbm_console.explore.worker vllm`` or ``leader``.
 
-It reads a task from each line on stdin and answers lines of JSON on the descriptor that was its stdout. The output of
-an engine goes to the null device. A task is ``{"connector": ..., "faults": [...], "runs": [[profile, seed], ...]}`` or
-the same with ``"shrink": scenario, "signature": ..., "most": runs`` or ``"record": scenario`` instead of runs.
+The process reads a task from each line on stdin and answers lines of JSON on its original stdout. The output of an
+engine goes to the null device. A task is ``{"connector": ..., "faults": [...], "runs": [[profile, seed], ...]}``, or
+has ``"shrink": scenario, "signature": ..., "most": runs`` or ``"record": scenario`` instead of runs.
 
-Law of this file: it keeps nothing between tasks but the engine's modules, so the parent may kill it at any time.
+Law of this file: only the engine's modules survive a task, so the parent may kill the process at any time.
 """
 
 import json
@@ -22,7 +22,7 @@ Say = Callable[[dict[str, Any]], None]
 
 
 def main() -> int:
-    """Serve tasks until stdin ends; 2 when the installed engine lacks something."""
+    """Serve tasks until stdin ends. Returns 2 when the installed engine lacks a part that the driver needs."""
     out = os.fdopen(os.dup(1), "w")
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 1)
@@ -93,7 +93,7 @@ def _shrunk(play: Any, task: dict[str, Any]) -> dict[str, Any]:
 
 
 def _recorded(engine: Any, release: Any, task: dict[str, Any], say: Say) -> dict[str, Any]:
-    """Says the tap's messages step by step, so that they are there when the process dies; returns the verdict."""
+    """Send the tap's messages step by step, so that they survive the death of the process. Returns the verdict."""
     try:
         machine = engine.recorded(
             release, task["connector"], Scenario.from_json(task["record"]), tuple(task["faults"]), task["path"], say)

@@ -1,6 +1,7 @@
-"""Import of a Dynamo leader recording: our leader decides what theirs decided, and all of it becomes a recording.
+"""Import of a Dynamo leader recording: our leader decides again, and calls and decisions become a recording.
 
-Law of this package: the engine's side is theirs and every decision is ours. The report counts where both differ.
+Law of this package: the engine's side comes from Dynamo's recording and every decision from our leader. The report
+counts the differences.
 """
 
 from collections.abc import Iterator

@@ -1,11 +1,11 @@
 """Our leader, driven by the calls of a Dynamo leader recording.
 
-This file alone fills in the gaps of the recording. An iteration ends with the next call of its scheduler. A request is
-preempted when it is looked up again, or when its blocks go to another request. Copies arrive at once, because the
-recording has no times of copies.
+Only this file fills in the gaps of the recording. An iteration ends with the next call of its scheduler. A request is
+preempted at its next lookup, or when its blocks go to another request. Copies arrive at once, because the recording has
+no times of copies.
 
-Law of this file: the engine's side is taken from the recording as it is. A call that our leader refuses is counted with
-its line, and the rest goes on.
+Law of this file: the engine's side is taken from the recording unchanged. A call that our leader refuses is counted
+with its line, and the import goes on.
 """
 
 from collections.abc import Callable
@@ -28,12 +28,12 @@ from kvbm_console.simulator.hashing import Chain
 
 SOURCE: Final = 1
 SHOWN_MAX: Final = 100
-"""Refusals and other answers that are told one by one; all are counted."""
+"""Refusals and different answers that are listed; all are counted."""
 _SKIPPED: Final = (SlotState.SKIPPED_PREFILL, SlotState.SKIPPED_DECODE)
 
 
 class OtherAnswer(msgspec.Struct, frozen=True):
-    """A call that our leader answered otherwise, or refused."""
+    """A call that our leader answered differently or refused."""
 
     line: int
     action: str
@@ -58,7 +58,7 @@ class ImportReport(msgspec.Struct):
     """Preemptions that the recording does not name."""
     refused: int = 0
     passed_over: dict[str, int] = {}
-    """Calls that say nothing to a leader, or that are unknown, by action."""
+    """Calls that a leader does not need, and unknown calls, by action."""
     others: list[OtherAnswer] = []
     """The first ``SHOWN_MAX`` answers that differ and calls that were refused."""
 
@@ -69,27 +69,27 @@ class _Request(msgspec.Struct):
 
 
 class _AtOnce:
-    """A mover whose copies arrive when they are asked for."""
+    """A mover whose copies arrive at their start."""
 
     def __init__(self, drive: "Drive") -> None:
         self._drive = drive
 
     def start(self, order: ins.StartTransfer) -> None:
-        """Report it, started and finished on every rank."""
+        """Report the transfer as started, and as finished on every rank."""
         submit = self._drive.dispatcher.submit
         submit(st.TransferStarted, order.operation, order.epoch)
         for rank in range(order.ranks):
             submit(st.TransferFinished, order.operation, order.epoch, rank)
 
     def cancel(self, operation: int) -> None:
-        """There is nothing to cancel."""
+        """Nothing: every copy has arrived."""
 
     def zero(self, pool: int) -> None:
-        """There are no bytes."""
+        """Nothing: the import has no bytes."""
 
 
 class Drive:
-    """Feeds one call after the other. ``publish`` gets every stimulus with what it led to."""
+    """Feeds the calls to the leader. ``publish`` gets every stimulus with its outcome."""
 
     def __init__(self, config: LeaderConfig, publish: Callable[[Stimulus, Outcome], None]) -> None:
         self.report = ImportReport()
@@ -100,7 +100,7 @@ class Drive:
         self._block_tokens = config.block_tokens
         self._requests: dict[str, _Request] = {}
         self._plan: list[tuple[str, int]] = []
-        """Requests of the iteration that runs, with their computed tokens at its end."""
+        """Requests of the running iteration, with their computed tokens at its end."""
         self._line: dy.DynamoLine
         self._handlers: dict[type[Any], Callable[[Any, Any], None]] = {
             dy.CreateSlot: self._create, dy.GetNumNewMatchedTokens: self._look_up,
@@ -116,7 +116,7 @@ class Drive:
         )
 
     def take(self, line: dy.DynamoLine) -> None:
-        """One line."""
+        """Feed a line."""
         self._line = line
         self.now_ns = max(self.now_ns, line.at_ns)
         self.report.lines += 1
@@ -127,7 +127,7 @@ class Drive:
             self._handlers[type(line.call)](line.call, line.answer)
 
     def end(self) -> None:
-        """The iteration that runs ends with the recording."""
+        """End the running iteration, because the recording has ended."""
         self._finish_iteration()
 
     # --- helpers -----------------------------------------------------------------------------------------------------
@@ -156,7 +156,7 @@ class Drive:
         self._submit(st.RequestPreempted, slot.request)
 
     def _take_from_others(self, slot: SlotFacts, ids: list[int]) -> None:
-        """Blocks that another request still holds were taken from it: it was preempted without a call."""
+        """Preempt other requests that hold these blocks; the recording names no preemption."""
         wanted = set(ids)
         for other in list(self.leader.state.slots.values()):
             if other.slot != slot.slot and not wanted.isdisjoint(other.device_blocks):
@@ -201,7 +201,7 @@ class Drive:
             self._give(slot, call.block_ids, call.num_external_tokens)
 
     def _give(self, slot: SlotFacts, ids: list[int], external: int = 0) -> None:
-        """Blocks of a request, those that it holds already named again or not."""
+        """Give a request these blocks, which may or may not repeat the blocks that it holds."""
         held = slot.device_blocks
         new = ids[len(held):] if ids[: len(held)] == held else [block for block in ids if block not in set(held)]
         if held:
@@ -211,7 +211,7 @@ class Drive:
             return
         prefix = self._own_prefix(slot, new)
         if prefix < slot.local_blocks:
-            # The engine found more in its cache than we saw it compute: our mirror's prefix is what we can check.
+            # The engine hit more blocks than we saw it compute, so the lookup uses the prefix that our mirror knows.
             self._submit(st.MatchRequested, slot.request, prefix * self._block_tokens)
         self._take_from_others(slot, new[prefix:])
         staged = sum(len(places) for _, places in slot.staged) * self._block_tokens
@@ -222,7 +222,7 @@ class Drive:
         self._submit(st.BlocksAllocated, slot.request, pack_ids(new), loaded)
 
     def _own_prefix(self, slot: SlotFacts, ids: list[int]) -> int:
-        """The leading blocks that hold the content that the engine says, as far as we have seen."""
+        """The number of leading blocks whose content agrees with the slot's hashes, as far as we know."""
         pool = self.leader.device_pool(SOURCE)
         at = 0
         while (
@@ -269,7 +269,7 @@ class Drive:
     def _place(
         self, slot: SlotFacts, computed: int, output: dy.SchedulerOutput, lists: dict[str, list[Any]], *, resumed: bool
     ) -> None:
-        """A request's part of the iteration, if it computes something and has the places for it."""
+        """Add a request's part of the iteration, if the request computes tokens and has places for them."""
         tokens = output.num_scheduled_tokens.get(slot.request, 0)
         end = computed + tokens
         room = len(slot.device_blocks) * self._block_tokens
@@ -297,7 +297,7 @@ class Drive:
         self._plan.append((slot.request, end))
 
     def _finish_iteration(self) -> None:
-        """The iteration that runs is over: its blocks are full and carry their hashes."""
+        """End the running iteration: its full blocks get their hashes."""
         plan, self._plan = self._plan, []
         requests: list[str] = []
         counts: list[int] = []

@@ -1,9 +1,9 @@
 """The lines of a Dynamo leader recording, typed and bounded.
 
-One line is ``{"timestamp": ms since the start, "event": {"<Action>": [input, output]}}``. The format has no version and
-no wall clock; only calls that succeeded are in it. Actions and fields that we do not know are passed over and counted.
+A line is ``{"timestamp": ms since the start, "event": {"<Action>": [input, output]}}``. The format has no version and
+no wall clock, and contains only calls that succeeded. Unknown actions and fields are skipped and counted.
 
-Law of this file: a line is believed only after it was decoded into a type. An error names the line's number.
+Law of this file: a line counts only after it was decoded into a type. An error names the line's number.
 """
 
 from collections.abc import Iterator
@@ -16,12 +16,12 @@ from kvbm_console.core.errors import UsageError
 from kvbm_console.recording.format import POOL_BLOCKS_MAX
 
 LINE_BYTES_MAX: Final = 64 * 1024 * 1024
-"""A line holds the tokens of one prompt, or of all prompts of one iteration."""
+"""A line holds the tokens of a prompt, or of all prompts of an iteration."""
 INFER_REQUESTS: Final = 500
-"""New requests that are looked at to find the block size."""
+"""New requests that are examined to find the block size."""
 BLOCK_SIZES: Final = (8, 16, 32, 64, 128, 256, 512)
 TOKENS_MAX: Final = 2**31 - 1
-"""Of a position or a length."""
+"""The largest position or length."""
 
 Token = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
 BlockId = Annotated[int, msgspec.Meta(ge=0, lt=POOL_BLOCKS_MAX)]
@@ -45,7 +45,7 @@ class CreateSlot(msgspec.Struct):
 
 
 class GetNumNewMatchedTokens(msgspec.Struct):
-    """A look-up."""
+    """A lookup."""
 
     request_id: str
     request_num_tokens: Tokens
@@ -53,7 +53,7 @@ class GetNumNewMatchedTokens(msgspec.Struct):
 
 
 class Matched(msgspec.Struct):
-    """Its answer."""
+    """The answer of a lookup."""
 
     num_new_matched_tokens: Tokens
     has_matched: bool = False
@@ -87,7 +87,7 @@ class CachedRequest(msgspec.Struct):
 
 
 class SchedulerOutput(msgspec.Struct):
-    """One iteration."""
+    """The requests of an iteration."""
 
     new_requests: list[NewRequest] = []
     cached_requests: list[CachedRequest] = []
@@ -101,31 +101,31 @@ class BuildConnectorMeta(msgspec.Struct):
 
 
 class FinishCall(msgspec.Struct):
-    """The engine is done with a request."""
+    """The engine has ended a request."""
 
     request_id: str
     block_ids: list[BlockId] = []
 
 
 class Finished(msgspec.Struct):
-    """True if its blocks stay allocated, as Dynamo answered."""
+    """Dynamo's answer to the end of a request: true if the blocks stay allocated."""
 
     is_finished: bool
 
 
 class ResetCache(msgspec.Struct):
-    """Everything was forgotten."""
+    """The engine forgot its cache."""
 
 
 Call = (
     CreateSlot | GetNumNewMatchedTokens | UpdateStateAfterAlloc | BuildConnectorMeta | FinishCall | ResetCache
 )
-"""The calls that are rerun."""
+"""The calls that our leader gets again."""
 Answer = Matched | Finished | None
 
 
 class DynamoLine(msgspec.Struct, frozen=True):
-    """One call. ``call`` None: of a kind that says nothing to a leader, or that we do not know."""
+    """A line of the recording. ``call`` is None for an unknown action, or an action that a leader does not need."""
 
     number: int
     at_ns: int
@@ -149,7 +149,7 @@ _decoders: Final[dict[str, Any]] = {
     "RequestFinished": msgspec.json.Decoder(tuple[FinishCall, Finished]),
     "ResetCache": msgspec.json.Decoder(tuple[ResetCache, Any]),
 }
-"""Action to the decoder of [input, output]; an output that says nothing is of any type."""
+"""Action to the decoder of [input, output]; an unused output may have any type."""
 
 
 def read_lines(path: Path) -> Iterator[DynamoLine]:
@@ -173,7 +173,7 @@ def read_lines(path: Path) -> Iterator[DynamoLine]:
                 yield _line(number, text)
             except (msgspec.MsgspecError, ValueError) as error:
                 if not text.endswith(b"\n"):
-                    return  # its writer was stopped inside
+                    return  # the writer was stopped within this line
                 raise UsageError(f"{path} line {number} is not a call of a Dynamo leader: {error}") from None
 
 
@@ -192,9 +192,9 @@ def _line(number: int, text: bytes) -> DynamoLine:
 
 
 def infer_block_tokens(path: Path) -> int | None:
-    """The block size that explains how many blocks new requests got; None when none or several do.
+    """The block size that explains the numbers of blocks of new requests; None if no size or several sizes do.
 
-    16 is taken when it is one of several: prompts are then too short to tell.
+    If several sizes fit and 16 is among them, the result is 16, because the prompts are too short to decide.
     """
     possible = set(BLOCK_SIZES)
     seen = 0

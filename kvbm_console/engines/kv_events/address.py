@@ -1,6 +1,6 @@
 """Addresses of publishers: ``zmq://HOST:PORT[?replay=PORT&topic=NAME&ranks=N&bind=1]``, a publisher for each rank.
 
-Law of this file: a text that is no address is refused with one sentence naming the part that is wrong.
+Law of this file: a text that is no address is refused with one sentence that names the wrong part.
 """
 
 from typing import Final
@@ -15,31 +15,30 @@ RANKS_MAX: Final = 64
 TOPIC_BYTES_MAX: Final = 256
 PORT_MAX: Final = 65_535
 WILDCARDS: Final = frozenset({"*", "0.0.0.0", "::"})
-"""Hosts that an engine binds to; for us they mean that we bind and the engine connects."""
+"""Hosts that a server binds to. In an address of ours they mean that we bind and the engine connects."""
 _KEYS: Final = frozenset({"replay", "topic", "ranks", "bind"})
 _SCHEMES: Final = ("zmq", "tcp")
 HINT: Final = "zmq://HOST:PORT[?replay=PORT&topic=NAME&ranks=N&bind=1]"
 
 
 class Publisher(msgspec.Struct, frozen=True, kw_only=True):
-    """One publisher. ``replay`` is the address that repeats old batches, None when the engine has none."""
+    """A publisher of KV events. ``replay`` is the address that repeats old batches, None when the engine has none."""
 
     endpoint: str
     """``tcp://HOST:PORT``."""
     replay: str | None = None
     topic: str = ""
-    """Prefix of the topics to listen to; all when empty."""
+    """Prefix of the topics to listen to; all topics when empty."""
     bind: bool = False
     """True if we bind, for an engine that connects."""
     dp_rank: int = 0
-    """For batches that name none."""
+    """The rank of batches that name none."""
     queue_batches_max: int | None = None
-    """Batches that may wait inside the engine until it waits itself; 0 for any number, None if the engine does not
-    say."""
+    """Batches that may wait inside the engine until the engine itself waits; 0 for any number, None if unknown."""
 
     @property
     def label(self) -> str:
-        """For people and for labels of metrics."""
+        """The publisher's name on screens and in labels of metrics."""
         return self.endpoint.removeprefix("tcp://")
 
 
@@ -48,7 +47,7 @@ def parse_publishers(text: str) -> list[Publisher]:
 
     Raises ``UsageError``.
 
-    >>> [one.endpoint for one in parse_publishers("zmq://gpu7:5557?ranks=2&replay=5657")]
+    >>> [publisher.endpoint for publisher in parse_publishers("zmq://gpu7:5557?ranks=2&replay=5657")]
     ['tcp://gpu7:5557', 'tcp://gpu7:5558']
     """
     scheme, separator, rest = text.partition(":")
@@ -58,27 +57,27 @@ def parse_publishers(text: str) -> list[Publisher]:
     host, port = _place(parts.netloc, text)
     if parts.path not in ("", "/") or parts.fragment:
         raise UsageError(f"an event stream must be {HINT}, got {text!r}")
-    said = _options(parts.query, text)
-    ranks = _number(said.get("ranks", "1"), "ranks", RANKS_MAX)
-    topic = said.get("topic", "")
+    options = _options(parts.query, text)
+    ranks = _number(options.get("ranks", "1"), "ranks", RANKS_MAX)
+    topic = options.get("topic", "")
     if len(topic.encode()) > TOPIC_BYTES_MAX:
         raise UsageError(f"topic must be at most {TOPIC_BYTES_MAX} bytes, got {topic[:40]!r}...")
-    bind = said.get("bind", "1" if host in WILDCARDS else "0")
+    bind = options.get("bind", "1" if host in WILDCARDS else "0")
     if bind not in ("0", "1"):
         raise UsageError(f"bind must be 0 or 1, got {bind!r}")
-    replay = said.get("replay")
+    replay = options.get("replay")
     if replay is not None and ":" not in replay:
         if host in WILDCARDS:
             raise UsageError(f"replay must be HOST:PORT where we bind, got {replay!r}")
         replay = f"{host}:{replay}"
-    again = None if replay is None else _place(replay, text)
-    for base in (port, *(() if again is None else (again[1],))):
+    replay_host, replay_port = (host, port) if replay is None else _place(replay, text)
+    for base in (port, replay_port):
         if base + ranks - 1 > PORT_MAX:
             raise UsageError(f"ranks must leave the ports below {PORT_MAX + 1}, got {ranks} from {base}")
     return [
         Publisher(
             endpoint=f"tcp://{host}:{port + rank}", topic=topic, bind=bind == "1", dp_rank=rank,
-            replay=None if again is None else f"tcp://{again[0]}:{again[1] + rank}",
+            replay=None if replay is None else f"tcp://{replay_host}:{replay_port + rank}",
         )
         for rank in range(ranks)
     ]
@@ -93,11 +92,11 @@ def _place(netloc: str, text: str) -> tuple[str, int]:
 
 
 def _options(query: str, text: str) -> dict[str, str]:
-    said = dict(parse_qsl(query, keep_blank_values=True, max_num_fields=16)) if query else {}
-    for key in said:
+    options = dict(parse_qsl(query, keep_blank_values=True, max_num_fields=16)) if query else {}
+    for key in options:
         if key not in _KEYS:
             raise UsageError(f"{key!r} is no option of an event stream: use {', '.join(sorted(_KEYS))} in {text!r}")
-    return said
+    return options
 
 
 def _number(text: str, name: str, most: int) -> int:

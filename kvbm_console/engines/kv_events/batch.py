@@ -1,8 +1,8 @@
-"""Batches of KV-cache events, and the registry of the schemas in which engines send them.
+"""Batches of KV-cache events, and the registry of the schemas in which engines send events.
 
 A schema is a module of ``schemas``. It has ``BEGINS``, the first bytes of its payloads, and ``decode``, which makes
-batches of a payload. ``decode`` here finds the schema by the first byte, so a stream may carry any of them. To add an
-engine's schema, add a module there and a capture to ``recordings/kv-events``; tests decode and fold every capture.
+batches of a payload. ``decode`` of this file finds the schema by the first byte, so a stream may carry any schema. To
+add an engine's schema, add a module and a capture to ``recordings/kv-events``; tests decode and fold every capture.
 
 Law of this file: a payload raises ``BadPayload`` or nothing, and takes no more memory than a small multiple of its
 size. An event that could not be read is counted, never guessed.
@@ -37,21 +37,21 @@ FAILURES: Final = (msgspec.DecodeError, ValueError, RecursionError)
 """Everything that decoding can raise: another format, other types, too deep nesting."""
 _MASK: Final = 2**64 - 1
 _REPLACED_EMPTY: Final = 1
-"""A real hash of 0 becomes this: the core writes 0 for a place without content."""
+"""The form of a real hash of 0, because the core writes 0 for a place without content."""
 
 TIER_OF_MEDIUM: Final[dict[str, Tier]] = {
     "GPU": Tier.G1, "CPU": Tier.G2, "CPU_PINNED": Tier.G2, "CPU_TIER1": Tier.G2, "CPU_TIER2": Tier.G2,
     "DISK": Tier.G3, "STORAGE": Tier.G4, "EXTERNAL": Tier.G4,
 }
-"""Medium to tier. Another name is kept verbatim and shown with G4, the least known tier."""
+"""Medium to tier. An unknown medium is kept verbatim and shown with G4, the least known tier."""
 
 
 class BadPayload(KvbmConsoleError):
-    """Raised when a payload is no batch at all, so that its whole content is lost."""
+    """Raised when a payload is no batch, so that its whole content is lost."""
 
 
 class Stored(msgspec.Struct, frozen=True, gc=False):
-    """A chain of blocks was stored. ``block_tokens`` is 0 in a placeholder, which names blocks and nothing else."""
+    """A chain of blocks was stored. ``block_tokens`` is 0 in a placeholder, which only names blocks."""
 
     hashes: list[int]
     parent: int | None
@@ -61,7 +61,7 @@ class Stored(msgspec.Struct, frozen=True, gc=False):
 
 
 class Removed(msgspec.Struct, frozen=True, gc=False):
-    """One copy of each of these blocks is gone from the medium."""
+    """A copy of each of these blocks is gone from the medium."""
 
     hashes: list[int]
     medium: str
@@ -69,18 +69,17 @@ class Removed(msgspec.Struct, frozen=True, gc=False):
 
 
 class Cleared(msgspec.Struct, frozen=True, gc=False):
-    """The publisher holds nothing any more, on any medium."""
+    """The publisher holds no block any more, on any medium."""
 
 
 CacheEvent = Stored | Removed | Cleared
 
 
 class Batch(msgspec.Struct, frozen=True, gc=False):
-    """One engine step. ``unknown`` counts events of kinds that no schema has, ``malformed`` broken events of known
-    kinds."""
+    """An engine step. ``unknown`` counts events of unknown kinds, ``malformed`` broken events of known kinds."""
 
     ts: float | None
-    """Seconds since 1970; None where the engine sends no time."""
+    """Seconds since 1970; None if the engine sends no time."""
     dp_rank: int | None
     events: list[CacheEvent]
     unknown: int = 0
@@ -88,7 +87,7 @@ class Batch(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def blocks(self) -> int:
-        """Blocks stored and removed: the measure of flow, since one event may hold a chain."""
+        """Blocks stored and removed: the measure of flow, because an event may hold a chain."""
         return sum(len(event.hashes) for event in self.events if not isinstance(event, Cleared))
 
 
@@ -97,7 +96,7 @@ PoolKey = tuple[int, int, str]
 
 
 def decode(payload: bytes) -> list[Batch]:
-    """The batches in a payload, one for each run of events of one data-parallel rank. Raises ``BadPayload`` alone."""
+    """The batches in a payload, one for each run of events of a data-parallel rank. Raises only ``BadPayload``."""
     if len(payload) > PAYLOAD_BYTES_MAX:
         raise BadPayload(f"a payload of {len(payload)} bytes is above {PAYLOAD_BYTES_MAX}")
     schema = _schemas().get(payload[0]) if payload else None
@@ -116,12 +115,12 @@ def decode(payload: bytes) -> list[Batch]:
 @cache
 def _schemas() -> dict[int, Callable[[bytes], list[Batch]]]:
     """First byte of a payload to the decoder of its schema."""
-    found: dict[int, Callable[[bytes], list[Batch]]] = {}
+    decoders: dict[int, Callable[[bytes], list[Batch]]] = {}
     package = import_module("kvbm_console.engines.kv_events.schemas")
     for module in pkgutil.iter_modules(package.__path__):
         schema = import_module(f"{package.__name__}.{module.name}")
-        found.update(dict.fromkeys(schema.BEGINS, schema.decode))
-    return found
+        decoders.update(dict.fromkeys(schema.BEGINS, schema.decode))
+    return decoders
 
 
 def check_count(events: int) -> None:
@@ -136,7 +135,7 @@ def tier_of(medium: str) -> Tier:
 
 
 def normal_hash(value: int | bytes) -> int:
-    """One form for three: unsigned, signed, and the last eight of raw bytes, big-endian. Raises ValueError.
+    """The same form for three forms: unsigned, signed, and the last eight raw bytes, big-endian. Raises ValueError.
 
     >>> normal_hash(-1) == normal_hash(b"\\xff" * 32) == normal_hash(2**64 - 1)
     True

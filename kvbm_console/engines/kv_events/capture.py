@@ -1,11 +1,11 @@
-"""Captures: files with the messages of KV-event streams as they came, which need no console.
+"""Captures: files with the unchanged messages of KV-event streams, which need no console.
 
 A file repeats ``>dIII`` (time of receipt in seconds since 1970, lengths of topic, number and payload), topic, number (8
-bytes, big-endian) and payload. The last three are those of the message. ``Listener`` writes such a file beside an
-engine. ``CaptureStreams`` feeds a file to a leader on the file's own clock.
+bytes, big-endian) and payload. Topic, number and payload come from the message. ``Listener`` writes such a file beside
+an engine. ``CaptureStreams`` feeds a file to a leader on the file's own clock.
 
-Law of this file: bytes are kept as they came, undecoded, so that a capture can show an error of a decoder. No network
-library is needed.
+Law of this file: bytes are kept undecoded, so that a capture can show an error of a decoder. No network library is
+needed.
 """
 
 import math
@@ -33,7 +33,7 @@ PAYLOAD_BYTES_MAX: Final = 64 * 2**20
 
 
 class CaptureFrame(msgspec.Struct, frozen=True, gc=False):
-    """One message. ``received`` in seconds since 1970."""
+    """A message of a stream. ``received`` is in seconds since 1970."""
 
     received: float
     topic: bytes
@@ -42,7 +42,7 @@ class CaptureFrame(msgspec.Struct, frozen=True, gc=False):
 
 
 def pack_frame(frame: CaptureFrame) -> bytes:
-    """The bytes of one frame in a file."""
+    """The bytes of a frame in a file."""
     return b"".join((
         HEADER.pack(frame.received, len(frame.topic), SEQ_BYTES, len(frame.payload)), frame.topic,
         frame.seq.to_bytes(SEQ_BYTES, "big"), frame.payload,
@@ -78,10 +78,10 @@ def read_frames(path: Path) -> Iterator[CaptureFrame]:
 
 
 class CaptureWriter:
-    """Writes frames to ``directory``/frames.bin; refuses to write over a capture that is there.
+    """Writes frames to ``directory``/frames.bin, and refuses to overwrite a capture.
 
-    Raises ``UsageError`` when the directory cannot be written. ``flush`` after each burst: what was flushed survives a
-    ``kill -9``.
+    Raises ``UsageError`` when the directory cannot be written. Call ``flush`` after each burst, because only flushed
+    frames survive a ``kill -9``.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -104,7 +104,7 @@ class CaptureWriter:
         self.bytes += len(data)
 
     def flush(self) -> None:
-        """Give what was written to the operating system."""
+        """Give the written frames to the operating system."""
         self._file.flush()
 
     def close(self) -> None:
@@ -113,9 +113,9 @@ class CaptureWriter:
 
 
 class Listener(EventStream):
-    """Writes the messages of one publisher to a capture, and folds them with a leader of its own.
+    """Writes the messages of a publisher to a capture, and folds them with its own leader.
 
-    Give ``writer.write`` to its source as ``on_frame``, so that every message is in the file before it is folded.
+    Give ``writer.write`` to the source as ``on_frame``, so that every message is in the file before its fold.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -123,14 +123,14 @@ class Listener(EventStream):
         super().__init__(Dispatcher(Leader(LeaderConfig()), time.monotonic_ns), 1)
 
     def gone(self) -> None:
-        """The publisher has ended: its last blocks are the result of the capture."""
+        """Keep the last blocks of a publisher that has ended, because they are the result of the capture."""
 
 
 # --- a capture as streams of a leader ---
 
 
 class CaptureStreams:
-    """The publishers in a capture: told apart by topic and data-parallel rank, as each counts for itself.
+    """The publishers in a capture. Each pair of topic and data-parallel rank is a publisher with its own numbers.
 
     ``take`` moves ``now_ns`` to the time of the frame, since the first frame, and hands the frame to its stream. Give
     ``lambda: streams.now_ns`` to the dispatcher as its clock.
@@ -144,7 +144,7 @@ class CaptureStreams:
         self._last_rank: dict[bytes, int] = {}
 
     def take(self, frame: CaptureFrame, dispatcher: Dispatcher, new_source: Callable[[], int]) -> None:
-        """One frame of the capture, in its order."""
+        """Take the next frame of the capture."""
         self._move_clock(frame.received)
         rank = self._rank(frame)
         stream = self.streams.get((frame.topic, rank))
@@ -155,7 +155,7 @@ class CaptureStreams:
         stream.accept(frame.seq, frame.payload)
 
     def _rank(self, frame: CaptureFrame) -> int:
-        """Of the payload's first batch. An unreadable payload belongs to the last publisher under this topic."""
+        """The rank of the payload's first batch; for an unreadable payload, the topic's last rank."""
         try:
             batches = decode(frame.payload)
         except BadPayload:

@@ -1,8 +1,8 @@
 """From the messages of one publisher to the stimuli of a leader.
 
 The numbers of the messages show losses: a step forward is a loss, a step back is a new incarnation. A first number
-above 0 is a late join. Each message becomes one report for each pool that it touches; pools are declared when they are
-first seen, by (data-parallel rank, group, medium).
+above 0 is a late join. Each message becomes a report for each pool that it changes. A pool is declared at its first
+message, by (data-parallel rank, group, medium).
 
 Law of this file: the leader hears of every message that did not arrive, could not be read or did not fit, as a gap of
 this source. So no count that may be wrong is shown as certain.
@@ -51,12 +51,12 @@ class StreamCounts(msgspec.Struct):
     unknown_events: int = 0
     malformed_events: int = 0
     bad_payloads: int = 0
-    """Messages of which nothing could be read."""
+    """Messages that could not be decoded."""
     lost_batches: int = 0
-    """Messages that never came, replay included."""
+    """Messages that never came, not even by replay."""
     gaps: int = 0
     doubts: int = 0
-    """Times that the publisher was away and could not be asked."""
+    """Absences of the publisher after which no replay was possible."""
     replayed_batches: int = 0
     duplicate_batches: int = 0
     restarts: int = 0
@@ -79,7 +79,7 @@ class _Report:
         self.checked = 0
 
     def stored_here(self, hashes: list[int]) -> bool:
-        """True if this report stores one of these hashes, so that it cannot say their removal."""
+        """True if this report stores one of these hashes, so another report must carry their removal."""
         if not self.stored:
             return False
         self.recent.update(self.stored[self.checked :])
@@ -88,12 +88,12 @@ class _Report:
 
 
 class EventStream:
-    """One publisher as a source of the leader. ``dp_rank`` stands for messages that name no rank."""
+    """A publisher as a source of the leader. ``dp_rank`` is the rank of messages that name none."""
 
     def __init__(self, dispatcher: Dispatcher, source: int, *, dp_rank: int = 0, label: str = "") -> None:
         self.source = source
         self.label = label
-        """Its address, for people."""
+        """The publisher's address, as screens show it."""
         self.dp_rank = dp_rank
         self.counts = StreamCounts()
         self._dispatcher = dispatcher
@@ -103,22 +103,22 @@ class EventStream:
         self._last_digest = 0
         self._gone = False
         self._cleared = False
-        """True while nothing was told since the last clear: another clear would say the same."""
+        """True if no report followed the last clear, so another clear would change nothing."""
         self._origin: int | None = None
 
     # --- messages ---
 
     def missing(self, seq: int) -> tuple[int, int] | None:
-        """(first, last) of the messages that ``seq`` shows to be missing; None when it is the next or goes back."""
+        """(first, last) of the messages missing before ``seq``; None if ``seq`` is the next number or lower."""
         return (self.next_seq, seq - 1) if seq > self.next_seq else None
 
     def is_last(self, seq: int, payload: bytes) -> bool:
-        """True for the very message that was accepted last, which proves the same incarnation of the publisher."""
+        """True if this is the last accepted message, byte for byte, which proves the same incarnation."""
         return seq == self.next_seq - 1 and xxhash.xxh3_64_intdigest(payload) == self._last_digest
 
     def accept(self, seq: int, payload: bytes, *, replayed: bool = False) -> None:
-        """Take a message, after the loss or the restart that its number shows. A replay may repeat messages, which are
-        left out."""
+        """Take a message, after the loss or the restart that its number shows. Repeated messages of a replay are left
+        out."""
         counts = self.counts
         if seq > SEQ_MAX:
             counts.bad_payloads += 1
@@ -150,7 +150,7 @@ class EventStream:
             self._apply(seq, batch)
 
     def lose(self, first: int, last: int) -> None:
-        """These messages will not come any more."""
+        """Report messages that will not come any more."""
         self.counts.lost_batches += last - first + 1
         self._gap(first, last)
 
@@ -181,13 +181,13 @@ class EventStream:
 
     def resident_blocks(self) -> dict[str, int]:
         """Blocks by medium, over all ranks and groups."""
-        found: dict[str, int] = {}
+        blocks_of: dict[str, int] = {}
         for (_, _, medium), pool in sorted(self._pools.items()):
             blocks = self._dispatcher.leader.state.pools[pool].resident_blocks
-            found[medium] = found.get(medium, 0) + blocks
-        return found
+            blocks_of[medium] = blocks_of.get(medium, 0) + blocks
+        return blocks_of
 
-    # --- one batch ---
+    # --- a batch ---
 
     def _apply(self, seq: int, batch: Batch) -> None:
         counts = self.counts
@@ -225,7 +225,7 @@ class EventStream:
             return
         if place not in self._pools:
             self.counts.removed_blocks += len(event.hashes)
-            return  # nothing was ever stored there while we listened
+            return  # no block was stored in this pool while we listened
         report = reports[place]
         if report.stored_here(event.hashes):
             self._send(place, report)
@@ -233,8 +233,8 @@ class EventStream:
         report.removed += event.hashes
 
     def _may_restate(self, place: PoolKey, event: Stored, report: _Report) -> bool:
-        """True if the device already holds the beginning of an announced prompt. With ``kv_cache_report_mode`` full
-        these are the same blocks once more, else new copies; no event says which, so the counts are in doubt."""
+        """True if the device already holds the beginning of an announced prompt, which puts its counts in doubt."""
+        # With ``kv_cache_report_mode`` full these are the same blocks again, else new copies, and no event tells which.
         state = self._dispatcher.leader.state
         if event.parent is not None or len(event.hashes) < 2 or tier_of(event.medium) is not Tier.G1:
             return False
@@ -268,14 +268,14 @@ class EventStream:
             return
         self._cleared = True
         if not self._pools:
-            self._declare((rank, 0, DEFAULT_MEDIUM), 0)  # something that can be said to be empty
+            self._declare((rank, 0, DEFAULT_MEDIUM), 0)  # a clear needs a pool that it empties
         for pool in self._pools.values():
             self._report(pool, [], [], cleared=True)
 
     # --- pools ---
 
     def _declare(self, place: PoolKey, block_tokens: int) -> bool:
-        """Make a pool known; False when there are too many."""
+        """Declare a pool to the leader; False when there are too many."""
         if len(self._pools) >= POOLS_MAX:
             return False
         rank, group, medium = place
@@ -289,7 +289,7 @@ class EventStream:
         return place in self._pools
 
     def _block_tokens(self, group: int) -> int:
-        """For a placeholder, which does not say: what the same group, or any, has on another medium."""
+        """The block size for a placeholder, which has none: that of the same group on another medium, or of any."""
         state = self._dispatcher.leader.state
         known = {place[1]: state.pools[pool].info.block_tokens for place, pool in self._pools.items()}
         return known.get(group) or next(iter(known.values()), self._dispatcher.leader.config.block_tokens)

@@ -1,11 +1,11 @@
-"""Publishers over ZeroMQ: subscribe, notice missing messages, ask for them again, and go on.
+"""Publishers over ZeroMQ: subscribe, notice missing messages, request their replay, and go on.
 
 The live stream is a SUB socket. Old batches come from the engine's ROUTER through a DEALER, because a REQ would fail on
-the second reply. A missing stretch is asked for with the batch before it, whose bytes prove that the publisher is still
-the same incarnation. While a replay runs, live messages wait in the socket's bounded queue.
+the second reply. A replay begins with the batch before the missing messages, whose bytes prove that the publisher is
+still the same incarnation. While a replay runs, live messages wait in the socket's bounded queue.
 
-Law of this file: it waits for nothing without a bound. The taker gets every message of an incarnation once and in
-order, or hears that it is lost. The silence or nonsense of a publisher does not touch another publisher.
+Law of this file: every wait has a bound. The taker gets every message of an incarnation once and in order, or hears of
+its loss. The silence or nonsense of a publisher does not touch another publisher.
 """
 
 import asyncio
@@ -37,27 +37,27 @@ except ImportError:  # pragma: no cover - the extra is installed wherever tests 
     raise missing("an event stream", "engines", "pyzmq") from None
 
 RECONNECT_S: Final = 5.0
-"""Without a connection, one is tried at least this often."""
+"""The longest time between two attempts to connect."""
 QUEUE_MESSAGES_MAX: Final = 10_000
-"""Messages that wait in the socket: as many as an engine keeps for a replay. Further messages are lost, and the loss is
-noticed."""
+"""Messages that wait in the socket: as many as an engine keeps for a replay. Further messages are lost, and their loss
+is noticed."""
 REPLAY_IDLE_S: Final = 2.0
 """Silence after which a replay has failed; an engine answers from memory, between two of its steps."""
 REPLAY_TOTAL_S: Final = 30.0
 REPLAY_MESSAGES_MAX: Final = 200_000
-"""Of one replay; engines keep 10,000 batches."""
+"""Messages of a replay; engines keep 10,000 batches."""
 REPLAY_BYTES_MAX: Final = 512 * 2**20
 TOPICS_MAX: Final = 256
-"""Publishers that may connect to one address of ours."""
+"""Publishers that may connect to an address of ours."""
 REPLAY_COOLDOWN_S: Final = 10.0
-"""After a replay that did not come, gaps are not asked for again so soon: each question holds up the live stream."""
+"""Time without replays after a failed replay, because each request for a replay holds up the live stream."""
 PAUSE_FACTOR: Final = 4
 PAUSE_MOST_S: Final = 2.0
-"""Between two replays: this many times as long as the last one took. vLLM answers from the thread that publishes, and
-an engine waits while the queue in front of that thread is full. So replays take a fifth of that thread at most. The
-question names only a first batch, never a last one: a replay cannot be asked for in smaller pieces."""
+"""The pause after a replay lasts ``PAUSE_FACTOR`` times the replay, and at most this long. vLLM answers from the thread
+that publishes, and an engine waits while the queue of that thread is full. So replays take at most a fifth of that
+thread. A request names only its first batch, so a replay cannot be split into smaller pieces."""
 SLICE_S: Final = 0.002
-"""Messages are taken for so long before other tasks of the loop have their turn."""
+"""Time for messages before other tasks of the loop have their turn."""
 END_SEQ: Final = 2**64 - 1
 """-1 as the engine writes it: the end of a replay."""
 SEQ_BYTES: Final = 8
@@ -67,7 +67,7 @@ PROBE_S: Final = 1.0
 
 
 def new_context() -> "zmq.asyncio.Context":
-    """A context that makes sockets; ``destroy(linger=0)`` gives all of them back."""
+    """A context that makes sockets; ``destroy(linger=0)`` closes all of them."""
     return zmq.asyncio.Context()
 
 
@@ -75,7 +75,7 @@ class SourceStatus(msgspec.Struct):
     """The state and the counts of the connection."""
 
     connected: bool = False
-    """True if any publisher is connected: where we bind there may be several."""
+    """True if any publisher is connected; several may connect if we bind."""
     connects: int = 0
     disconnects: int = 0
     messages: int = 0
@@ -86,33 +86,33 @@ class SourceStatus(msgspec.Struct):
 
 
 class _Line:
-    """The messages of one publisher: their taker, and the messages of its last replay."""
+    """The taker of a publisher's messages, and the messages of the last replay."""
 
     __slots__ = ("replayed", "taker")
 
     def __init__(self, taker: EventStream) -> None:
         self.taker = taker
         self.replayed: dict[int, int] = {}
-        """Digests of the replayed messages: the live stream may bring the newest of them once more."""
+        """Digests of the replayed messages, because the live stream may repeat the newest of them."""
 
     def has(self, seq: int, payload: bytes) -> bool:
-        """True if the replay has brought this very message."""
+        """True if the replay has brought this message, byte for byte."""
         return seq < self.taker.next_seq and self.replayed.get(seq) == _digest(payload)
 
 
 class _Replay(msgspec.Struct):
-    """The messages of a replay. ``complete`` when the end marker came."""
+    """The messages of a replay. ``complete`` is true once the end marker came."""
 
     messages: list[tuple[int, bytes]]
     complete: bool
 
 
 class ZmqSource:
-    """Follows one address until cancelled.
+    """Follows an address until cancelled.
 
     An address that we connect to has one publisher. If we bind, several engines may connect, each with its own topic,
-    and none of them can be asked again. ``taker`` makes the taker of a publisher at its first message, or at the start
-    if we connect. ``on_frame`` sees each message as it came, before the taker.
+    and none of them can replay. ``taker`` makes the taker of a publisher at its first message, or at the start if we
+    connect. ``on_frame`` gets each message unchanged, before the taker.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class ZmqSource:
         self._monitor: Any = None
         self._make_taker = taker
         self.takers: list[EventStream] = []
-        """Of each publisher that was heard of."""
+        """The takers of all publishers that have sent a message."""
         self._lines: dict[bytes, _Line] = {}
         if not publisher.bind:
             self._lines[b""] = self._new_line(publisher.topic)
@@ -138,12 +138,12 @@ class ZmqSource:
         self._no_replay_before = 0.0
         self._pause_until = 0.0
         self._gone = False
-        """True if the takers were told that their publisher has ended."""
+        """True if the takers know that their publisher has ended."""
         self._taking = asyncio.Lock()
-        """One at a time: a live message, or a replay."""
+        """Held while a live message or a replay is taken."""
 
     def open(self, context: "zmq.asyncio.Context") -> None:
-        """Connect or bind; messages wait in the socket from now on. Raises ``UsageError`` when it cannot be."""
+        """Connect or bind; messages wait in the socket from now on. Raises ``UsageError`` for an unusable address."""
         sub = context.socket(zmq.SUB)
         try:
             self._monitor = sub.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
@@ -155,7 +155,7 @@ class ZmqSource:
         self._context, self._sub = context, sub
 
     async def run(self) -> None:
-        """Follow, after ``open``; again on a new socket, after it raised."""
+        """Follow the publishers, after ``open``. A call after a failure opens a new socket."""
         if self._sub.closed:
             self.status.connected, self.status.disconnects = False, self.status.connects
             self.open(self._context)
@@ -172,7 +172,7 @@ class ZmqSource:
                 task.result()
 
     def close(self) -> None:
-        """Give the socket back; may be called again."""
+        """Close the socket; may be called again."""
         if self._sub is not None and not self._sub.closed:
             self._sub.disable_monitor()
             self._monitor.close(linger=0)
@@ -195,25 +195,25 @@ class ZmqSource:
             raise UsageError(f"cannot {verb} {self.publisher.endpoint}: {error.strerror}") from None
 
     async def _watch(self) -> None:
-        """Keep ``status.connected`` true, and ask a publisher that is back who it is: it may be silent for long."""
+        """Keep ``status.connected`` up to date, and check the incarnation of a publisher that comes back."""
         away: asyncio.Task[None] | None = None
         status = self.status
         try:
             while True:
                 try:
                     async with asyncio.timeout(None if status.connected or self.publisher.bind else RECONNECT_S):
-                        told = await self._monitor.recv_multipart()
+                        report = await self._monitor.recv_multipart()
                 except TimeoutError:
                     self._connect_again()
                     continue
-                event = parse_monitor_message(told)["event"]
+                event = parse_monitor_message(report)["event"]
                 if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                     status.connects += 1
                 elif event == zmq.EVENT_DISCONNECTED:
                     status.disconnects += 1
-                there = status.connects - status.disconnects
-                status.connected = there > 0
-                if away is not None and there >= max(1, len(self._lines)):
+                connections = status.connects - status.disconnects
+                status.connected = connections > 0
+                if away is not None and connections >= max(1, len(self._lines)):
                     away.cancel()
                     away = None
                 if event == zmq.EVENT_DISCONNECTED and away is None:
@@ -236,7 +236,7 @@ class ZmqSource:
             self._doubt()
 
     async def _miss(self) -> None:
-        """A publisher is away, and soon that is said: it has ended if its port is closed, else it is not certain."""
+        """Report a publisher that stays away: as ended if its port is closed, else as uncertain."""
         await asyncio.sleep(AWAY_S)
         doubted = False
         while True:
@@ -268,13 +268,13 @@ class ZmqSource:
         return False
 
     def _connect_again(self) -> None:
-        """ZeroMQ gives a connection up for good that sent more than ``PAYLOAD_BYTES_MAX``, or no ZeroMQ at all."""
-        with contextlib.suppress(zmq.ZMQError):  # none is there to end
+        # ZeroMQ gives up a connection for good that sent more than ``PAYLOAD_BYTES_MAX``, or data that is not ZeroMQ.
+        with contextlib.suppress(zmq.ZMQError):  # there is no connection to end
             self._sub.disconnect(self.publisher.endpoint)
         self._sub.connect(self.publisher.endpoint)
 
     def _doubt(self) -> None:
-        """A publisher was away and cannot be asked: what it said meanwhile, or whether it is another, is unknown."""
+        """Mark all publishers as uncertain: one was away, and no replay shows its messages or its incarnation."""
         for line in self._lines.values():
             line.taker.doubt()
 
@@ -283,7 +283,7 @@ class ZmqSource:
     async def _take_all(self, sub: Any) -> None:
         if self._may_replay():
             async with self._taking:
-                await self._catch_up(self._lines[b""])  # a quiet engine would show nothing until its next step
+                await self._catch_up(self._lines[b""])  # a quiet engine publishes nothing until its next step
         turn_ends = self._monotonic() + SLICE_S
         while True:
             parts = await sub.recv_multipart()
@@ -324,7 +324,7 @@ class ZmqSource:
             await self._catch_up(line)
             if line.has(seq, payload):
                 return
-        line.replayed = {}  # live messages come in order: none of those will come again
+        line.replayed = {}  # live messages come in order, so no replayed message comes again
         self._hand_over(line, topic, seq, payload, replayed=False)
 
     def _hand_over(self, line: _Line, topic: bytes, seq: int, payload: bytes, *, replayed: bool) -> None:
@@ -341,7 +341,7 @@ class ZmqSource:
         )
 
     async def _catch_up(self, line: _Line) -> None:
-        """Ask for everything from the next message on, hand over what comes; the taker hears of what does not."""
+        """Replay from the next message on and hand the messages over; the taker hears of missing messages."""
         taker = line.taker
         want = taker.next_seq
         replay = await self._fetch(max(0, want - 1))
@@ -349,7 +349,7 @@ class ZmqSource:
         if want > 0 and first is None and not replay.complete:
             taker.doubt()
         if want > 0 and (replay.complete if first is None else first[0] == want - 1 and not taker.is_last(*first)):
-            taker.restart()  # the message before is gone, or has other bytes: not the publisher that we knew
+            taker.restart()  # the message before is gone or has other bytes, so this is a new incarnation
             replay = await self._fetch(0)
         for seq, payload in replay.messages:
             if seq >= taker.next_seq:
@@ -357,11 +357,12 @@ class ZmqSource:
         line.replayed = {seq: _digest(payload) for seq, payload in replay.messages}
 
     async def _fetch(self, start: int) -> _Replay:
-        """One question on a socket of its own, so that no late answer to an earlier question is mixed in."""
+        """The messages from ``start`` on."""
+        # Each request has its own socket, so that no late reply to an earlier request is mixed in.
         await asyncio.sleep(max(0.0, self._pause_until - self._monotonic()))
         began = self._monotonic()
         self.status.replays += 1
-        found = _Replay([], False)
+        replay = _Replay([], False)
         dealer = self._context.socket(zmq.DEALER)
         try:
             dealer.setsockopt(zmq.MAXMSGSIZE, PAYLOAD_BYTES_MAX)
@@ -371,38 +372,38 @@ class ZmqSource:
             dealer.connect(self.publisher.replay)
             await dealer.send_multipart([b"", start.to_bytes(SEQ_BYTES, "big")])
             async with asyncio.timeout(REPLAY_TOTAL_S):
-                await self._collect(dealer, start, found)
+                await self._collect(dealer, start, replay)
         except (TimeoutError, zmq.ZMQError):
             pass
         finally:
             dealer.close(linger=0)
         ended = self._monotonic()
         self._pause_until = ended + min(PAUSE_FACTOR * (ended - began), PAUSE_MOST_S)
-        if not found.complete:
+        if not replay.complete:
             self.status.replays_failed += 1
             self._no_replay_before = self._monotonic() + REPLAY_COOLDOWN_S
-        return found
+        return replay
 
-    async def _collect(self, dealer: Any, start: int, found: _Replay) -> None:
-        """Up to the end marker. Frames are counted from the end: older engines send no topic."""
+    async def _collect(self, dealer: Any, start: int, replay: _Replay) -> None:
+        """Receive messages up to the end marker, or up to the limits."""
         size = 0
         last = start - 1
-        while len(found.messages) < REPLAY_MESSAGES_MAX and size < REPLAY_BYTES_MAX:
+        while len(replay.messages) < REPLAY_MESSAGES_MAX and size < REPLAY_BYTES_MAX:
             async with asyncio.timeout(self._replay_idle_s):
                 parts = await dealer.recv_multipart()
             if len(parts) < 2 or len(parts[-2]) != SEQ_BYTES:
                 self.status.bad_messages += 1
                 continue
-            seq, payload = int.from_bytes(parts[-2], "big"), parts[-1]
+            seq, payload = int.from_bytes(parts[-2], "big"), parts[-1]  # from the end: older engines send no topic
             if seq == END_SEQ and not payload:
-                found.complete = True
+                replay.complete = True
                 return
             if seq <= last:
                 self.status.bad_messages += 1  # a replay goes forward
                 continue
             last = seq
             size += len(payload)
-            found.messages.append((seq, payload))
+            replay.messages.append((seq, payload))
 
 
 def _digest(payload: bytes) -> int:
@@ -416,7 +417,7 @@ Keep = Callable[[str, Callable[[], Coroutine[Any, Any, None]]], Coroutine[Any, A
 
 
 class StreamRow(msgspec.Struct, frozen=True):
-    """One publisher as screens and metrics show it."""
+    """A publisher as screens and metrics show it."""
 
     source: int
     label: str
@@ -425,7 +426,7 @@ class StreamRow(msgspec.Struct, frozen=True):
 
 
 class Streams:
-    """Follows ``publishers``; each gets a source of its own from ``new_source``."""
+    """Follows ``publishers``; each gets its own source from ``new_source``."""
 
     def __init__(self, publishers: Sequence[Publisher], dispatcher: Dispatcher, new_source: Callable[[], int]) -> None:
         self._dispatcher, self._new_source = dispatcher, new_source
@@ -443,14 +444,14 @@ class Streams:
         return ZmqSource(publisher, taker)
 
     def rows(self) -> list[StreamRow]:
-        """Every publisher that was heard of."""
+        """Every publisher that has sent a message."""
         return [
             StreamRow(taker.source, taker.label, taker.counts, source.status)
             for source in self.sources for taker in source.takers
         ]
 
     def documents(self) -> list[dict[str, Any]]:
-        """The same as rows of the status document."""
+        """The publishers as rows of the status document."""
         return [
             {
                 "source": str(row.source), "name": row.label, "connected": row.status.connected,
@@ -461,7 +462,7 @@ class Streams:
         ]
 
     def open(self) -> None:
-        """Connect or bind all. Raises ``UsageError``."""
+        """Connect or bind all publishers. Raises ``UsageError``."""
         self._context = new_context()
         try:
             for source in self.sources:
@@ -471,7 +472,7 @@ class Streams:
             raise
 
     async def run(self, keep: Keep | None = None) -> None:
-        """Follow all until cancelled, then give the sockets back. ``keep(name, run)`` runs each of them."""
+        """Follow all publishers until cancelled, then close the sockets. ``keep(name, run)`` runs each of them."""
         try:
             async with anyio.create_task_group() as group:
                 for publisher, source in zip(self._publishers, self.sources, strict=True):
@@ -483,7 +484,7 @@ class Streams:
             self.close()
 
     def close(self) -> None:
-        """Give the sockets back; may be called again."""
+        """Close the sockets; may be called again."""
         for source in self.sources:
             source.close()
         if self._context is not None:

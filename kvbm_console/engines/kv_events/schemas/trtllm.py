@@ -2,8 +2,8 @@
 
 An event is ``{"event_id", "data": {"type": "created" | "stored" | "removed" | "updated", ...}, "window_size"?,
 "attention_dp_rank"?, "layer_group_id"?}``. Block hashes are integers, or hexadecimal text in the newer cache manager.
-Cache level 0 is the device, 1 the host. A move between levels is one ``updated`` event. A removal names no level: the
-block is gone from all of them. The events have no time.
+Cache level 0 is the device, 1 the host. A move between levels is a single ``updated`` event. A removal names no level,
+because the block is gone from all levels. The events have no time.
 
 Law of this file: see ``batch``.
 """
@@ -27,9 +27,9 @@ from kvbm_console.engines.kv_events.batch import (
 )
 
 BEGINS: Final = b"[ \t\r\n"
-"""Of JSON, an array."""
+"""First bytes of a JSON array."""
 MEDIA: Final = ("GPU", "CPU")
-"""By cache level."""
+"""Media by cache level."""
 _Hash = int | str
 
 
@@ -83,7 +83,7 @@ _KINDS: Final = ("created", "stored", "removed", "updated")
 
 
 def decode(payload: bytes) -> list[Batch]:
-    """One batch for each run of events of one data-parallel rank, in order. Raises ``BadPayload`` and ``FAILURES``."""
+    """A batch for each run of events of a data-parallel rank, in order. Raises ``BadPayload`` and ``FAILURES``."""
     pieces = _LIST.decode(payload)
     check_count(len(pieces))
     batches: list[Batch] = []
@@ -102,7 +102,7 @@ def decode(payload: bytes) -> list[Batch]:
 
 
 def _read(piece: bytes) -> tuple[int, list[CacheEvent], int, int]:
-    """(rank, events, unknown, malformed) of one event."""
+    """(rank, events, unknown, malformed) of an event of the wire."""
     try:
         event = _EVENT.decode(piece)
         rank, group = event.attention_dp_rank or 0, event.layer_group_id or 0
@@ -131,19 +131,19 @@ def _events(data: Any, group: int) -> list[CacheEvent]:
         moved = [_normal(data.block_hash)]
         old, new = _medium(level.old_value), _medium(level.new_value)
         return [Removed(moved, old, group), Stored(moved, None, 0, new, group)]
-    found: list[CacheEvent] = []
+    stored: list[CacheEvent] = []
     parent = None if data.parent_hash is None else _normal(data.parent_hash)
     for block in data.blocks:
         if len(block.tokens) > BLOCK_TOKENS_MAX:
             raise ValueError(f"a block of {len(block.tokens)} tokens")
         own = _normal(block.block_hash)
-        found.append(Stored([own], parent, len(block.tokens), _medium(block.cache_level), group))
+        stored.append(Stored([own], parent, len(block.tokens), _medium(block.cache_level), group))
         parent = own
-    return found
+    return stored
 
 
 def _normal(value: _Hash) -> int:
-    """Hexadecimal text is raw bytes, of which the last eight count. Raises ValueError."""
+    """The hash as a number. Hexadecimal text stands for raw bytes, and the last eight count. Raises ValueError."""
     return normal_hash(bytes.fromhex(value).rjust(8, b"\0") if isinstance(value, str) else value)
 
 

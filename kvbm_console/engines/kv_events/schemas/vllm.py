@@ -2,8 +2,8 @@
 
 A payload is ``[ts, events, dp_rank?]`` or, as some commits sent it, a map of the same. An event is a map with ``type``
 or an array that begins with its type. Fields were added at the end over the years, so a missing field has a default,
-and a field without use here is skipped unread. A block's hash is an unsigned or signed 64-bit integer, or raw bytes. Of
-these the last eight count, as in the engine's own integer form.
+and a field without use here is skipped unread. A block's hash is an unsigned or signed 64-bit integer, or raw bytes.
+The last eight bytes count, as in the engine's own integer form.
 
 Law of this file: see ``batch``. ``KINDS`` has the fields of each kind once, for both forms.
 """
@@ -34,13 +34,13 @@ from kvbm_console.engines.kv_events.batch import (
 )
 
 BEGINS: Final = (*range(0x80, 0xA0), *range(0xDC, 0xE0))
-"""Of msgpack, maps and arrays."""
+"""First bytes of maps and arrays in msgpack."""
 _Hashes = list[int | bytes]
 _NONE: Final = msgspec.Raw(b"\xc0")
 
 
 def _skipped(name: str) -> tuple[str, Any, Any]:
-    """A field that is skipped without making objects of it."""
+    """A field that is skipped without making objects from its value."""
     return name, msgspec.Raw, _NONE
 
 
@@ -85,16 +85,16 @@ KINDS: Final[dict[str, tuple[list[Any], Callable[[Any], CacheEvent]]]] = {
     "BlockRemoved": ([("block_hashes", _Hashes), *_PLACE], _removed),
     "AllBlocksCleared": ([], lambda event: Cleared()),
 }
-"""Kind to its fields, in the order of the array form, and the event that is made of it (raises ``ValueError``)."""
+"""Kind to its fields, in the order of the array form, and the function that makes the event (raises ``ValueError``)."""
 _MAKE: Final[dict[type, Callable[[Any], CacheEvent]]] = {}
-"""Type of the wire to the same."""
+"""Type of the wire to the function that makes the event."""
 
 
-def _form(**how: Any) -> tuple[Any, Any]:
-    """Decoders of one event and of a list of events in one of both forms."""
+def _form(**options: Any) -> tuple[Any, Any]:
+    """Decoders of an event and of a list of events in the array form or the map form."""
     kinds = []
     for kind, (fields, make) in KINDS.items():
-        kinds.append(msgspec.defstruct(kind, fields, tag=kind, gc=False, **how))
+        kinds.append(msgspec.defstruct(kind, fields, tag=kind, gc=False, **options))
         _MAKE[kinds[-1]] = make
     event: Any = reduce(or_, kinds)
     return msgspec.msgpack.Decoder(event), msgspec.msgpack.Decoder(list[event])
@@ -124,20 +124,16 @@ def decode(payload: bytes) -> list[Batch]:
     return [_decode_events(ts, events, dp_rank)]
 
 
-def _made(event: Any) -> CacheEvent:
-    return _MAKE[type(event)](event)
-
-
 def _envelope(payload: bytes) -> tuple[float, bytes, int | None]:
     """Time, the raw events, the data-parallel rank."""
     if not _is_array(payload[0]):
-        whole = _BATCH_MAP.decode(payload)
-        rank = whole.data_parallel_rank if whole.data_parallel_rank is not None else whole.attn_dp_rank
-        return whole.ts, bytes(whole.events), _checked_rank(rank)
+        batch = _BATCH_MAP.decode(payload)
+        rank = batch.data_parallel_rank if batch.data_parallel_rank is not None else batch.attn_dp_rank
+        return batch.ts, bytes(batch.events), _checked_rank(rank)
     if not 2 <= _array_length(payload) <= FIELDS_MAX:
         raise BadPayload(f"a batch of {_array_length(payload)} elements; 2 or 3 were expected")
     parts = _LIST.decode(payload)
-    # A third element that is no rank is a field that we do not know: it is skipped, as any later one.
+    # A third element that is no rank is an unknown field, which is skipped like any later field.
     third = parts[2] if len(parts) > 2 and not _is_container(bytes(parts[2])[0]) else _NONE
     return _TIME.decode(parts[0]), bytes(parts[1]), _checked_rank(_RANK.decode(third))
 
@@ -149,21 +145,21 @@ def _checked_rank(rank: int | None) -> int | None:
 
 
 def _decode_events(ts: float, raw: bytes, dp_rank: int | None) -> Batch:
-    """All at once when every event is as expected, else one by one."""
     if not _array_length(raw):
         return Batch(ts, dp_rank, [])
     header = {0xDC: 3, 0xDD: 5}.get(raw[0], 1)
     decoder = _ARRAYS[1] if _is_array(raw[header]) else _MAPS[1]
     try:
-        return Batch(ts, dp_rank, [_made(event) for event in decoder.decode(raw)])
+        return Batch(ts, dp_rank, [_MAKE[type(event)](event) for event in decoder.decode(raw)])
     except FAILURES:
-        pass
+        pass  # an event is unknown or broken, so each event is decoded by itself
     events: list[CacheEvent] = []
     unknown = malformed = 0
-    for one in _LIST.decode(raw):
-        piece = bytes(one)
+    for raw_event in _LIST.decode(raw):
+        piece = bytes(raw_event)
         try:
-            events.append(_made((_ARRAYS if _is_array(piece[0]) else _MAPS)[0].decode(piece)))
+            event = (_ARRAYS if _is_array(piece[0]) else _MAPS)[0].decode(piece)
+            events.append(_MAKE[type(event)](event))
         except FAILURES:
             if _is_unknown(piece):
                 unknown += 1
@@ -197,7 +193,7 @@ def _is_container(first: int) -> bool:
 
 
 def _array_length(data: bytes) -> int:
-    """The length that an array's header claims, before anything of that size is made."""
+    """The length that an array's header claims. Raises ``BadPayload`` when the data is no array."""
     first = data[0]
     if 0x90 <= first <= 0x9F:
         return first & 0x0F
@@ -209,7 +205,7 @@ def _array_length(data: bytes) -> int:
 
 
 def _map_length(data: bytes) -> int:
-    """The length that a map's header claims. Raises ValueError when it is no map."""
+    """The length that a map's header claims. Raises ValueError when the data is no map."""
     first = data[0]
     if 0x80 <= first <= 0x8F:
         return first & 0x0F

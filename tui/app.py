@@ -54,7 +54,7 @@ place."""
 
 
 class ConsoleApp(App[int]):
-    """One console on one session."""
+    """A console on one session or several."""
 
     ENABLE_COMMAND_PALETTE = False
     ALLOW_SELECT = False
@@ -69,10 +69,10 @@ class ConsoleApp(App[int]):
         self.sessions = [session, *more]
         self.desks = [
             Desk(
-                one.mirror, one, one.mono, views if views is not None and one is session else all_views(),
-                glyphs=ASCII if ascii_only else UNICODE, read_only=read_only, socket=one.socket,
-                wall=one.wall, utc=utc,
-            ) for one in self.sessions
+                each.mirror, each, each.mono, views if views is not None and each is session else all_views(),
+                glyphs=ASCII if ascii_only else UNICODE, read_only=read_only, socket=each.socket,
+                wall=each.wall, utc=utc,
+            ) for each in self.sessions
         ]
         self.shown = 0
         self.canvas = Canvas(self.look, ascii_only=ascii_only)
@@ -88,11 +88,11 @@ class ConsoleApp(App[int]):
         self.frames = 0
 
     def compose(self) -> ComposeResult:
-        """The canvas is all there is."""
+        """Show the canvas alone."""
         yield self.canvas
 
     def get_driver_class(self) -> type[Driver]:
-        """Ours where Textual would take its own for a terminal, not in a browser."""
+        """``Terminal`` in place of Textual's terminal driver; other drivers stay."""
         found = super().get_driver_class()
         return Terminal if found is LinuxDriver else found
 
@@ -153,8 +153,8 @@ class ConsoleApp(App[int]):
         if len(self.sessions) > 1:
             self.desk.target = self.shown
             self.desk.targets = [
-                one.mirror.connected.target if one.mirror.connected is not None else one.socket
-                for one in self.sessions
+                each.mirror.connected.target if each.mirror.connected is not None else each.socket
+                for each in self.sessions
             ]
 
     def _leave(self) -> None:
@@ -201,7 +201,7 @@ class ConsoleApp(App[int]):
         self._dirty = True
 
     async def on_unmount(self) -> None:
-        """End what is under way: the feed closes its connection."""
+        """End all tasks: the feed closes its connection."""
         if self._before_cont is not None:
             signal.signal(signal.SIGCONT, self._before_cont)
         for number in self._watched:
@@ -214,7 +214,7 @@ class ConsoleApp(App[int]):
     # --- drawing -----------------------------------------------------------------------------------------------------
 
     def frame(self) -> None:
-        """Draw when there is something new, within the budget, and the terminal has taken what was drawn before."""
+        """Draw when there is something new, within the budget, and the terminal has taken the frames before."""
         if isinstance(self._driver, Terminal) and self._driver.behind:
             return
         now = time.perf_counter()
@@ -324,7 +324,7 @@ def run_console(
         session, theme=choose_theme(theme, no_color), ascii_only=choose_ascii(ascii), read_only=read_only,
         more=more, utc=utc,
     )
-    gc.freeze()  # what was loaded by now stays: no collection needs to walk it again
+    gc.freeze()  # loaded modules stay, so no collection needs to walk them again
     result = app.run()
     return result if result is not None else (app.return_code or 0)
 

@@ -1,7 +1,7 @@
-"""The canvas: the one widget of the console, a grid of rows that are drawn only when they changed.
+"""The canvas: the only widget of the console, a grid of rows that are drawn only when they changed.
 
 A row becomes one string with the terminal's codes for its styles, kept ready, and the rows of a frame go out in one
-write. The framework draws only what it asks for itself (the whole screen after a resize, pictures), from the same rows.
+write. The framework draws the whole screen after a resize, and pictures, from the same rows.
 
 Law of this file: a frame sends the rows that differ from the screen, and nothing else.
 """

@@ -28,7 +28,7 @@ _UNITS_NS: Final = {"us": US, "µs": US, "ms": MS, "s": S, "m": MINUTE}
 
 
 class Command(msgspec.Struct, frozen=True):
-    """One command. ``takes`` names its argument, empty when it has none; ``why_not`` is empty when it can be done."""
+    """A command. ``takes`` names its argument, empty without an argument; ``why_not`` is empty when it is available."""
 
     name: str
     about: str
@@ -55,10 +55,10 @@ def commands(desk: Desk, press: Press) -> list[Command]:
     found = [Command(f"view {name.lower()}", "show this view", _does(desk.go, index), str(index + 1))
              for index, (name, _) in enumerate(TABS)]
     found += [
-        Command("warnings", "what needs a person, with evidence", _does(desk.go, len(TABS)), "!"),
+        Command("warnings", "problems that need a person, with evidence", _does(desk.go, len(TABS)), "!"),
         Command("filter", "narrow the list", presses("/"), "/",
                 why_not="" if desk.view.schema is not None else "nothing to filter in this view"),
-        Command("export", "text, picture and CSV of what is shown", presses("e"), "e"),
+        Command("export", "text, picture and CSV of the view", presses("e"), "e"),
         Command("help", "keys of this view", presses("?"), "?"),
         Command("mark", "set or take away a mark here", presses("m"), "m"),
     ]
@@ -149,7 +149,7 @@ _PARSERS: Final[dict[str, Callable[[str], Any]]] = {"SPEC": parse_breakpoint, "N
 
 
 def score(typed: str, name: str) -> int | None:
-    """How well a name fits what was typed, larger is better; None when it does not.
+    """How well a name fits the typed text, larger is better; None when it does not.
 
     >>> [score("ca", name) is not None for name in ("continue all", "view tiers")]
     [True, False]
@@ -249,7 +249,7 @@ class Palette(Prompt):
         return False
 
     def lines(self, width: int, height: int) -> list[Line]:
-        """Commands from the bottom up, then what is typed."""
+        """Commands from the bottom up, then the typed text."""
         rows = []
         room = max(1, min(SHOWN_MAX, height - 1))
         first = max(0, self.index - room + 1)

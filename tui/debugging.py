@@ -38,7 +38,7 @@ from .prompts import Prompt
 
 KEYS: Final = frozenset("bcCsSuXDF")
 VERDICT_NS: Final = 60 * S
-"""How far back the editor of a breakpoint counts what it would have hit."""
+"""The time over which the editor of a breakpoint counts its past hits."""
 SPEEDS: Final = (0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 10.0, 100.0)
 """Steps of the speed of a recording."""
 
@@ -102,7 +102,7 @@ def _on_recording(desk: Desk, key: str) -> None:
 
 
 def confirm(desk: Desk, question: str, act: Callable[[], None], otherwise: str) -> None:
-    """Ask first."""
+    """Ask a question; any answer but yes shows ``otherwise``."""
     def answer(text: str) -> None:
         if text.strip().lower() in ("y", "yes"):
             act()
@@ -116,7 +116,7 @@ def confirm(desk: Desk, question: str, act: Callable[[], None], otherwise: str) 
 
 
 def request(desk: Desk, entry: PaletteEntry, *arguments: Any) -> None:
-    """Carry out a command of the palette, behind its question where it has one."""
+    """Carry out a command of the palette, after its question if it has a question."""
     verb = entry.make(*arguments)
     if entry.question:
         time = f"{arguments[0] / S:g} s" if entry.takes == "TIME" else ""
@@ -135,7 +135,7 @@ def _live(desk: Desk) -> str:
 
 
 def edit_breakpoint(desk: Desk) -> None:
-    """A prompt with a breakpoint on what is selected, its verdict below."""
+    """Open a prompt with a breakpoint on the selection, its verdict below."""
     ask_for_breakpoint(desk, _on_selection(desk), 0)
 
 
@@ -316,7 +316,7 @@ def along_slot(desk: Desk, *, back: bool) -> None:
 
 
 def run_to_cursor(desk: Desk) -> None:
-    """To the place of the cursor, or of the chosen event; forwards at most to the next hit that is known."""
+    """Seek to the cursor, or to the chosen event; forwards at most to the next known hit."""
     playback, state = desk.actions.playback, desk.mirror.state
     if playback is None or state is None:
         return

@@ -33,7 +33,7 @@ from .prompts import Prompt
 from .source import TargetSession
 
 TALL_ROWS: Final = 36
-"""From this height on there is a blank row under the tabs and between sections, and titles are not tinted."""
+"""Height from which there is a blank row under the tabs and between sections, and titles are not tinted."""
 WIDTH_MIN: Final = 60
 HEIGHT_MIN: Final = 16
 NOTICE_NS: Final = 4 * S
@@ -57,17 +57,17 @@ TAP: Final = (
 
 
 class View:
-    """A view of what the desk knows. The defaults fit a view without a list: nothing to filter, export or reveal."""
+    """A view of the desk's state. The defaults fit a view without a list: nothing to filter, export or reveal."""
 
     schema: Schema | None = None
     """The fields of its filter; None when it has nothing to filter."""
     words: tuple[tuple[str, str], ...] = ()
     """Words on the screen that a newcomer may not know, each with its meaning, the most needed first."""
     needs_requests = ""
-    """For a view that stays empty while no engine reports requests: the sentence in its place."""
+    """The sentence in place of a view that stays empty while no engine reports requests."""
 
     def body(self, desk: "Desk", width: int, height: int) -> list[Line]:
-        """At most ``height`` lines of at most ``width - 1`` text cells."""
+        """The view as at most ``height`` lines of at most ``width - 1`` text cells."""
         raise NotImplementedError
 
     def hints(self, desk: "Desk") -> list[Hint]:
@@ -75,7 +75,7 @@ class View:
         return []
 
     def rows(self, desk: "Desk") -> Table | None:
-        """All rows of its list, also those that are not on the screen; None for a view without a list."""
+        """All rows of its list, on the screen or not; None for a view without a list."""
         return None
 
     def reveal(self, desk: "Desk", event: Event) -> bool:
@@ -137,7 +137,7 @@ class Desk:
         self.warnings: list[Warning] = []
         self._stops = Stops()
 
-    # --- what views ask ----------------------------------------------------------------------------------------------
+    # --- for the views -----------------------------------------------------------------------------------------------
 
     @property
     def view(self) -> View:
@@ -221,9 +221,9 @@ class Desk:
     def reveal(self, event: Event) -> None:
         """Choose an event, and its request, and show it: here, or in the log."""
         self.event = event.seq
-        who = concerns(event, self.mirror)
-        if who and self.mirror.life_of(who) is not None:
-            self.select(who)
+        request = concerns(event, self.mirror)
+        if request and self.mirror.life_of(request) is not None:
+            self.select(request)
         if not self.view.reveal(self, event):
             self.go(LOG)
             self.view.reveal(self, event)
@@ -282,16 +282,16 @@ class Desk:
     def _body(self, width: int, height: int) -> list[Line]:
         if self.help:
             return self.views[HELP].body(self, width, height)
-        said = banner(self, width)
+        sentence = banner(self, width)
         state = self.mirror.state
         if state is None:
-            return [said] if said is not None else [Line((Span(" Connecting …", "muted"),))]
-        room = height - (said is not None)
+            return [sentence] if sentence is not None else [Line((Span(" Connecting …", "muted"),))]
+        room = height - (sentence is not None)
         hidden = self.view.needs_requests if blocks_only(state) else ""
         lines = fit(_no_requests(hidden, width) if hidden else self.view.body(self, width, room), room)
         if self._stale():
             lines = [Line(tuple(Span(s.text, "stale") for s in line.spans), line.ground, line.zones) for line in lines]
-        return [said, *lines] if said is not None else lines
+        return [sentence, *lines] if sentence is not None else lines
 
     def retry_left(self) -> int | None:
         """Seconds until the next attempt to connect; None when there is none."""
@@ -326,11 +326,11 @@ class Desk:
             return f"LIVE −{lag / S:.1f}s", "pill.caution"
         if self.mirror.sampled:
             one_in = self.mirror.coverage.one_in()
-            told = "SAMPLED" if one_in is None else f"SAMPLED 1/{count(one_in)}"
+            pill = "SAMPLED" if one_in is None else f"SAMPLED 1/{count(one_in)}"
             age_ns = mono - self.mirror.facts_mono_ns
             if one_in is None or age_ns >= S or self.width >= AGES_FROM:
-                told += f" {age_ns / S:.1f}s"
-            return told, "pill.caution"
+                pill += f" {age_ns / S:.1f}s"
+            return pill, "pill.caution"
         return "LIVE", "pill.ok"
 
     def _status(self) -> frame.StatusRow:
@@ -399,7 +399,7 @@ class Desk:
         return frame.keys_line(tuple(hints), width)
 
     def _watch(self) -> None:
-        """Lints a few times a second, stops that are new, and what the wall shows."""
+        """Update the clock, the warnings (a few times a second) and the announcements."""
         mono, target, beat = self.mono(), self.mirror.connected, self.mirror.heartbeat
         if target is not None:
             at_ns = beat.at_ns if beat is not None else 0
@@ -418,9 +418,9 @@ def _no_requests(sentence: str, width: int) -> list[Line]:
         (f" {sentence}", "strong"),
         (" This target follows KV-event streams (level 1): they name blocks and no", "text"),
         (" request.", "text"),
-        (" The tap (level 2) reports every request of vLLM, and can hold one:", "text"),
+        (" The tap (level 2) reports every request of vLLM, and can hold a request:", "text"),
         ("", "text"), *((f"   {text}", "key") for text in TAP), ("", "text"),
-        (" What a stream does tell stands in 1 Overview, 6 Tiers, 8 Record and 9 Log.", "muted"),
+        (" The reports of a stream stand in 1 Overview, 6 Tiers, 8 Record and 9 Log.", "muted"),
     ]
     return [Row().put(text, role).line("", width) for text, role in texts]
 
@@ -464,7 +464,7 @@ def _gone(desk: Desk, width: int) -> Line | None:
 
 
 def _frozen(desk: Desk, width: int) -> Line | None:
-    """Also on a recording, where it is what the run did."""
+    """The banner of a freeze; a recording shows the freezes of its run."""
     state = desk.mirror.state
     if state is None or state.frozen is None:
         return None
@@ -496,7 +496,7 @@ def _all_held(desk: Desk, width: int) -> Line | None:
 
 
 def _suspended(desk: Desk, width: int) -> Line | None:
-    """One hold makes the others wait as well: they are not held, and still nothing begins."""
+    """The banner of a hold that makes other slots or all engines wait."""
     state = desk.mirror.state
     if state is None or desk.recording:
         return None
@@ -505,6 +505,6 @@ def _suspended(desk: Desk, width: int) -> Line | None:
         return None
     hold = max(holds, key=lambda hold: (hold.suspend, desk.mirror.hold_left_ns(hold.hold, desk.mono()) or 0))
     left = max(0, desk.mirror.hold_left_ns(hold.hold, desk.mono()) or 0)
-    what = "Engines wait" if hold.suspend is Suspend.ALL else "All copies wait"
-    text = f"{what} for held {cut(plain(state.slots[hold.slot].request), 20)}. Resumes by itself in {left // S} s."
+    waiting = "Engines wait" if hold.suspend is Suspend.ALL else "All copies wait"
+    text = f"{waiting} for held {cut(plain(state.slots[hold.slot].request), 20)}. Resumes by itself in {left // S} s."
     return message_line(text + ("  C  continue all" if desk.may_control else ""), ("key", "C"), width)

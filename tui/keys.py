@@ -128,11 +128,11 @@ def _trace(desk: Desk, *, back: bool) -> None:
 
 
 def _why(desk: Desk) -> None:
-    """Ask why the selected request missed what it missed."""
+    """Ask for the reasons of the selected request's misses."""
     request = desk.shown_request()
     state = desk.mirror.state
     if request is None and state is not None and blocks_only(state):
-        desk.go(WHY)  # the panel says what would give requests
+        desk.go(WHY)  # the panel says how to get requests
         return
     if request is None:
         desk.tell("choose a request first", "muted")
@@ -158,7 +158,7 @@ def _to_mark(desk: Desk) -> None:
     place = desk.place()
     mark = desk.marks.next_from(*place) if place is not None else None
     if place is None or mark is None:
-        desk.tell("no mark yet; m sets one", "muted")
+        desk.tell("no mark yet; m sets a mark", "muted")
         return
     told = distance(mark, *place)
     desk.to_mark(mark)
@@ -239,7 +239,7 @@ def click(desk: Desk, x: int, line: Line) -> None:
 
 
 def act(desk: Desk, action: Action, x: int) -> None:
-    """Do what a clicked zone asks for."""
+    """Carry out the action of a clicked zone."""
     match action:
         case ("view", int(number)):
             desk.go(number)

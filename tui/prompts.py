@@ -1,4 +1,4 @@
-"""Prompts in the key row: one line that is edited, with history, completion and the verdict below it.
+"""Prompts in the key row: a line that is edited, with history, completion and the verdict below it.
 
 Law of this file: the mouse never takes the focus from a prompt, and a mistake is told where it is, before enter.
 """
@@ -22,7 +22,7 @@ class Prompt:
     """``check`` gets the text after every key and raises or returns the verdict; ``submit`` gets it on enter.
 
     ``complete`` gets the text before the cursor and returns words that may replace its last word. A prompt with a
-    verdict has two rows, else one row.
+    verdict has two rows, else a single row.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Prompt:
         self._history = history if history is not None else []
         self._back = 0
         self._offer: tuple[str, str, list[str], int] | None = None
-        """While tab is pressed again and again: text before the word, text after it, the words, which one."""
+        """While tab is pressed repeatedly: text before the word, text after it, the words, the index of the word."""
         self._judge()
 
     def _judge(self) -> None:
@@ -86,7 +86,7 @@ class Prompt:
         return True
 
     def remember(self, text: str) -> None:
-        """Keep what was entered for ``up``."""
+        """Keep an entered text for ``up``."""
         if text.strip() and text not in self._history[-1:]:
             self._history.append(text)
             del self._history[:-HISTORY_MAX]
@@ -172,7 +172,7 @@ class Prompt:
         return row.line("bar", width)
 
     def _verdict_line(self, width: int) -> Line:
-        """The mistake under its column, or what may be typed next, or what the text means."""
+        """The mistake under its column, or the possible next words, or the meaning of the text."""
         blank = not self.text.strip()
         if self.wrong and self.wrong_column is None and self._offer is None and not blank:
             row = Row().put(" " * (1 + len(self.label)))

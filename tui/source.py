@@ -1,4 +1,4 @@
-"""The session: a feed folded into the mirror, and what may be asked of the target.
+"""The session: a feed folded into the mirror, and the questions and verbs for the target.
 
 Law of this file: the console never awaits the network. Items are folded in slices, and keys are answered between two
 slices. Calls to the target run in tasks and answer with a notice. A paused view keeps a bounded buffer.
@@ -51,7 +51,7 @@ if TYPE_CHECKING:  # both open recordings: loaded with the first explanation or 
 Spawner = Callable[[Awaitable[None], str], None]
 """Runs a task under a name; the application owns it."""
 Explain = Callable[[str], Awaitable["Explanation"]]
-"""Explains what a request missed; raises KvbmConsoleError with a sentence."""
+"""Explains the misses of a request; raises KvbmConsoleError with a sentence."""
 FindHits = Callable[[Sequence[BreakpointSpec]], Awaitable[list[int]]]
 """The events behind which these breakpoints would have hit; raises KvbmConsoleError with a sentence."""
 
@@ -191,7 +191,7 @@ class TargetSession:
         self._asks_recorder = True
 
     async def _account(self, feed: Accounting) -> None:
-        """Ask what is no event: names of engines and what watching them costs. A lost answer is asked for again."""
+        """Ask for facts that no event has: names of engines and the cost of taps. A lost answer is asked for again."""
         while not self.ended:
             state = self.mirror.state
             if state is not None and (watched(state) or self._asks_recorder) and not self.paused:
@@ -219,7 +219,7 @@ class TargetSession:
                 await breathe()
         elif isinstance(item, SnapshotTaken) and self.playback is not None:
             await self._stand(self.playback, item, breathe)
-            mirror.progress.reset(self.mono())  # what lies before the place did not arrive now
+            mirror.progress.reset(self.mono())  # the events before the place did not arrive now
             mirror.places += 1
         else:
             self._fold(item)
@@ -238,7 +238,7 @@ class TargetSession:
             self.pace.worked(0, time.thread_time_ns() - began, self.mono())
 
     def _fold(self, item: FeedItem) -> None:
-        """Take one item, and see what it cost: above a share of a core facts are sampled from snapshots."""
+        """Take an item and measure its cost: above a share of a core, facts are sampled from snapshots."""
         mirror, pace = self.mirror, self.pace
         began = time.thread_time_ns()
         mirror.take(item, self.mono())
@@ -260,7 +260,7 @@ class TargetSession:
     async def _stand(
         self, playback: "Playback", item: SnapshotTaken, breathe: Callable[[], Awaitable[None]]
     ) -> None:
-        """A place on a recording, reached by folding what came before it: the past is on the tape, so it is shown."""
+        """Reach a place on a recording by folding the events before it, so that views show its past."""
         target = item.state.seq
         try:
             before = playback.recording.state_at(max(playback.first_seq, target - BACKFILL_EVENTS) - 1)
@@ -288,7 +288,7 @@ class TargetSession:
             self.mirror.take(item, self.mono())
 
     def _over_gap(self, playback: "Playback", seq: int, state: CacheState | None = None) -> None:
-        """Over what is not on the tape, to the facts before event ``seq``: a stretch that stays blank."""
+        """Pass a gap of the tape, to the facts before event ``seq``; the stretch stays blank."""
         first = self.mirror.next_seq
         reason = next((gap.reason for gap in playback.recording.gaps if gap.first <= first <= gap.last), "not recorded")
         try:
@@ -308,7 +308,7 @@ class TargetSession:
         self.buffered += size
 
     def pause(self, paused: bool) -> None:
-        """Stop or go on drawing what arrives; the target does not notice."""
+        """Stop drawing new events, or go on; the target does not notice."""
         if paused or not self.paused:
             self.paused = paused
             return
@@ -321,7 +321,7 @@ class TargetSession:
             self._spawn(self._drain(), "unpause")
 
     async def _drain(self) -> None:
-        """Fold what was kept, in order, while the feed goes on adding behind it."""
+        """Fold the kept items in order, while the feed goes on adding items behind them."""
         while self._buffer and not self.paused:
             item = self._buffer[0]
             await self._take(item, _yield)
@@ -330,7 +330,7 @@ class TargetSession:
         if not self._buffer:
             self.buffered = 0
 
-    # --- what is older than the log ---------------------------------------------------------------------------------
+    # --- events older than the log ---------------------------------------------------------------------------------
 
     def look_back(self, way: Way, at: int | None, rows: int) -> None:
         """Ask for older events, in a task; a question at a time."""
@@ -352,7 +352,7 @@ class TargetSession:
             self.mirror.version += 1
 
     async def _stretch(self, first: int, last: int) -> tuple[list[Event], int]:
-        """Older events, of the tape or of what the target still has."""
+        """Older events, from the tape or from the target."""
         self.mirror.version += 1
         if self.playback is None:
             assert isinstance(self.feed, Remembering)
@@ -368,7 +368,7 @@ class TargetSession:
     # --- explanations ------------------------------------------------------------------------------------------------
 
     def why(self, request: str) -> None:
-        """Explain what a request missed, in a task: keys are answered meanwhile."""
+        """Explain the misses of a request, in a task: keys are answered meanwhile."""
         work, spawn = self.explain, self._spawn
         if work is None or spawn is None:
             self.explained, self.unexplained = None, "No evidence here: why needs a recording or a daemon."
@@ -390,11 +390,11 @@ class TargetSession:
     # --- along a recording -------------------------------------------------------------------------------------------
 
     def watch(self, specs: list[BreakpointSpec]) -> None:
-        """Look for the hits of these on the recording from now on."""
+        """Look for the hits of these breakpoints on the recording from now on."""
         self.hits.change(specs)
 
     def seek_hit(self, back: bool) -> None:
-        """To the next or previous hit, as soon as the tape has been read for hits."""
+        """Seek to the next or previous hit, as soon as the tape has been read for hits."""
         playback, spawn = self.playback, self._spawn
         if playback is None or spawn is None:
             return
@@ -435,7 +435,7 @@ class TargetSession:
         self._tell(f"hit {self.hits.seqs.index(found) + 1} of {count(total)}, seq {count(found)}", "text")
 
     def seek_slot(self, slot: int) -> None:
-        """To the next event of a slot."""
+        """Seek to the next event of a slot."""
         playback, spawn = self.playback, self._spawn
         if playback is not None and spawn is not None and not self._searching:
             self._searching = True

@@ -16,9 +16,9 @@ from textual.drivers.linux_driver import LinuxDriver
 WAITING_MAX: Final = 4
 """Writes that may wait for the terminal before frames are left out."""
 CLOSE_S: Final = 3.0
-"""How long the end waits for a terminal that stands still to take what restores it."""
+"""The time that a closing console waits for a stalled terminal to take the restoring codes."""
 GONE: Final = 129
-"""Exit status of who lost its terminal: that of SIGHUP."""
+"""Exit status of a console that lost its terminal: that of SIGHUP."""
 
 
 class Terminal(LinuxDriver):
@@ -42,12 +42,12 @@ class Terminal(LinuxDriver):
 
     @property
     def behind(self) -> bool:
-        """True if the terminal has not taken what was written before."""
+        """True if the terminal has not taken earlier writes."""
         writer = self._writer_thread
         return writer is not None and writer._queue.qsize() > WAITING_MAX
 
     def run_input_thread(self) -> None:
-        """As Textual's; a terminal that is gone is no bug of ours."""
+        """Read input as Textual does; the loss of the terminal ends the console in order."""
         try:
             super().run_input_thread()
         except OSError:
@@ -75,7 +75,7 @@ class _Sink:
         self._gone = False
 
     def write(self, text: str) -> None:
-        """To the terminal, while there is one."""
+        """Write to the terminal, while there is a terminal."""
         if not self._gone:
             try:
                 self._file.write(text)
@@ -83,7 +83,7 @@ class _Sink:
                 self._end()
 
     def flush(self) -> None:
-        """As ``write``."""
+        """Flush the terminal, while there is a terminal."""
         if not self._gone:
             try:
                 self._file.flush()
@@ -91,7 +91,7 @@ class _Sink:
                 self._end()
 
     def fileno(self) -> int:
-        """Of the file."""
+        """The descriptor of the terminal."""
         return self._file.fileno()
 
     def _end(self) -> None:

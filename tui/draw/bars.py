@@ -12,7 +12,7 @@ from .spans import Line, Row, Span
 
 
 def trend(values: Sequence[float | None], glyphs: Glyphs, top: float | None = None) -> list[Span]:
-    """One row, baseline 0, scaled to ``top`` or to the largest value; the last cell, now, stands out."""
+    """A row of bars from 0 to ``top`` or to the largest value; the last cell, now, stands out."""
     if not values:
         return []
     cells = _levels(tuple(values), glyphs.trend, top)
@@ -21,7 +21,7 @@ def trend(values: Sequence[float | None], glyphs: Glyphs, top: float | None = No
 
 @lru_cache(maxsize=256)
 def _levels(values: tuple[float | None, ...], characters: str, top: float | None) -> str:
-    """Kept: most of what a frame shows was on the frame before."""
+    """The characters of a trend; cached because most trends are equal on the next frame."""
     scale = top if top is not None else max((value for value in values if value is not None), default=0.0)
     cells = []
     for value in values:
@@ -47,7 +47,7 @@ def level(share: float | None, cells: int, glyphs: Glyphs, role: str) -> list[Sp
 
 
 def divide(amounts: Sequence[int], cells: int) -> list[int]:
-    """Cells for each amount, adding up to ``cells``; an amount above 0 gets at least one while there is room.
+    """Cells for each amount, adding up to ``cells``; an amount above 0 gets a cell while there is room.
 
     >>> divide([412, 179, 27, 382], 10)
     [4, 1, 1, 4]

@@ -1,7 +1,7 @@
 """The frame around every view: status row, tabs, keys, and the transport of a recording.
 
-Law of this file: the screen says first whether it can be believed. A narrow screen drops parts in a fixed order, and
-never the pill, the target, the losses, the recorder and the badges.
+Law of this file: the first row of the screen tells its losses and its lag. A narrow screen drops parts in a fixed
+order, and never the pill, the target, the losses, the recorder and the badges.
 """
 
 from collections.abc import Sequence
@@ -62,7 +62,7 @@ _LAST: Final = 3
 
 
 def status_line(status: StatusRow, width: int) -> Line:
-    """Row 1. A long name is cut in its middle, so that what tells whether the screen can be believed stays."""
+    """Row 1. A long name is cut in its middle, so that the pill, the losses and the recorder stay."""
     name = plain(status.target)
     size = min(len(name), width // NAME_SHARE)
     for dropped in range(len(_DROPS) + 1):
@@ -173,7 +173,7 @@ def tabs_line(current: int, width: int, recording: bool) -> Line:
 
 
 Hint = tuple[str, str]
-"""A key and what it does."""
+"""A key and the word for its effect."""
 
 _NAMES: Final = {"←→": "left", "left/right": "left", "space": "space", "enter": "enter", "[ ]": "["}
 
@@ -235,7 +235,7 @@ def bar_at(row: Row, transport: Transport, cells: int, glyphs: Glyphs) -> None:
 
 
 def notice_line(text: str, role: str, width: int, hint: Hint | None = None) -> Line:
-    """A sentence in place of the keys, and perhaps the one key that answers it."""
+    """A sentence in place of the keys, and perhaps the key that answers it."""
     tail = len(hint[0]) + len(hint[1]) + 4 if hint is not None else 0
     row = Row().put(" ").put(cut(text, width - 2 - tail), role)
     if hint is not None:

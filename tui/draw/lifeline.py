@@ -65,7 +65,7 @@ class Window:
 
 
 class _Kept:
-    """The cells of one life, as they were drawn last."""
+    """The cells of a life, as they were drawn last."""
 
     __slots__ = ("busy", "changes", "codes", "ink", "life", "until_ns", "weights", "window")
 
@@ -74,10 +74,10 @@ class _Kept:
         self.codes, self.weights, self.busy = codes, weights, busy
         self.until_ns = _until(life, window)
         self.ink: Ink | None = None
-        """None: not made of the present cells yet."""
+        """The spans of the present cells; None before they are made."""
 
     def go_on(self, life: Life, window: Window, limits: Limits, moved: int) -> None:
-        """The same life later, ``moved`` cells further on; what was shown before stays as it is."""
+        """Advance to a later window, ``moved`` cells further on; earlier cells stay as they are."""
         until_ns = _until(life, window)
         if not moved and until_ns == self.until_ns:
             return
@@ -100,7 +100,7 @@ class _Kept:
 
 
 class Lifelines:
-    """Codes of lives, kept: while a life did not change, only what time added to it is drawn."""
+    """Codes of lives, kept: while a life does not change, only its newest cells are drawn."""
 
     def __init__(self) -> None:
         self._known: dict[int, _Kept] = {}
@@ -139,7 +139,7 @@ def _until(life: Life, window: Window) -> int:
 
 
 def _moved(kept: _Kept, life: Life, window: Window) -> int | None:
-    """Whole cells that the window went on since; None when more than time has changed what it shows."""
+    """Whole cells that the window went on since; None when more than time has changed."""
     old = kept.window
     if kept.life is not life or kept.changes != life.changes:
         return None
@@ -182,7 +182,7 @@ def _draw(
 def _paint(
     codes: bytearray, weights: list[int], window: Window, start_ns: int, stop_ns: int, code: int, from_ns: int = 0
 ) -> None:
-    """Put what of a stretch is not before ``from_ns`` into its cells, by rank and then by length."""
+    """Put the part of a stretch from ``from_ns`` on into its cells, by rank and then by length."""
     start, stop = max(start_ns, window.start_ns, from_ns), min(stop_ns, window.end_ns)
     if stop < start or start_ns >= window.end_ns:
         return
@@ -256,7 +256,7 @@ def texture(code: int, glyphs: Glyphs) -> tuple[str, str]:
 
 
 def runs(codes: bytearray, busy: set[int], glyphs: Glyphs, wire_role: str = "text") -> list[Span]:
-    """One span for each run of equal cells."""
+    """A span for each run of equal cells."""
     cells = codes
     if busy:
         cells = codes[:]

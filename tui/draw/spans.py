@@ -11,7 +11,7 @@ Action = tuple[Any, ...]
 
 
 class Span(NamedTuple):
-    """Text with one role."""
+    """Text with a role."""
 
     text: str
     role: str
@@ -26,7 +26,7 @@ class Zone(NamedTuple):
 
 
 class Line(NamedTuple):
-    """One row of the screen. ``ground`` is the background of the whole row: empty, ``bar`` or ``sel``."""
+    """A row of the screen. ``ground`` is the background of the whole row: empty, ``bar`` or ``sel``."""
 
     spans: tuple[Span, ...] = ()
     ground: str = ""
@@ -141,19 +141,19 @@ def beside(left: Sequence[Line], right: Sequence[Line], x: int) -> list[Line]:
     """Two blocks of lines next to each other, the right one from cell ``x``."""
     rows = []
     for index in range(max(len(left), len(right))):
-        one = left[index] if index < len(left) else BLANK
-        two = right[index] if index < len(right) else BLANK
-        if not two.spans:
-            rows.append(one)
-        elif not one.spans and not one.ground:
-            rows.append(Row().to(x).add(two).line(two.ground))
+        near = left[index] if index < len(left) else BLANK
+        far = right[index] if index < len(right) else BLANK
+        if not far.spans:
+            rows.append(near)
+        elif not near.spans and not near.ground:
+            rows.append(Row().to(x).add(far).line(far.ground))
         else:
-            rows.append(Row().add(crop(one, x)).to(x).add(two).line(one.ground))
+            rows.append(Row().add(crop(near, x)).to(x).add(far).line(near.ground))
     return rows
 
 
 def plain(text: str, role: str = "text", ground: str = "") -> Line:
-    """A line of one span behind the margin."""
+    """A line with a margin and a single span."""
     return Line((Span(" ", "text"), Span(text, role)), ground)
 
 

@@ -17,12 +17,12 @@ T = TypeVar("T")
 Table = tuple[list[str], list[list[str]]]
 """Names of columns, and rows of text: the form that is exported as CSV."""
 KEPT_MAX: Final = 512
-"""Rows kept of one table; some screens of them."""
+"""Rows kept of a table: some screens."""
 MOVES = frozenset({"up", "down", "k", "j", "pageup", "pagedown", "g", "G", "home", "end"})
 
 
 class Column(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
-    """Everything about one column of a list: on the screen, as an order, in a file and in filters."""
+    """A column of a list: on the screen, as an order, in a file and in filters."""
 
     name: str = ""
     """Its heading."""
@@ -86,7 +86,7 @@ def header(places: Sequence[Place[T]], role: str = "faint") -> Line:
 
 
 def cells(places: Sequence[Place[T]], item: T, glyphs: Glyphs, row: Row | None = None) -> Row:
-    """One row of the table, not yet finished, behind what stands in ``row``."""
+    """Append the cells of an item to ``row``, or to a new row; the row is not finished."""
     row = row if row is not None else Row()
     for column, x, size in places:
         spans = column.cell(item, size, glyphs)
@@ -137,7 +137,7 @@ class Order(Generic[T]):
 
     @property
     def text(self) -> str:
-        """Its name, and whether it is reversed."""
+        """The name of the order, with ``reversed`` if so."""
         return self.column.order + (" reversed" if self.reverse else "")
 
     def sort(self, items: list[T]) -> None:
@@ -162,17 +162,17 @@ class Order(Generic[T]):
 
 
 class KeptRows(Generic[T]):
-    """Rows whose items do not change any more: only what ages is drawn anew."""
+    """Rows whose items do not change any more: only columns that age are drawn anew."""
 
     def __init__(self) -> None:
         self._known: dict[Hashable, list[tuple[Span, ...] | int]] = {}
-        """The spans of columns that stay, and the places of those that do not."""
+        """The spans of columns that stay, and the places of columns that age."""
 
     def cells(
         self, places: Sequence[Place[T]], item: T, glyphs: Glyphs, row: Row, key: Hashable
     ) -> Row:
-        """As ``cells``. ``key`` has everything on which the row depends; ``row`` must begin at the same cell each
-        time."""
+        """Append the cells of an item. ``key`` has everything on which the row depends; ``row`` must
+        begin at the same cell each time."""
         known = self._known.get(key)
         if known is None:
             if len(self._known) >= KEPT_MAX:

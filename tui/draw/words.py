@@ -15,7 +15,7 @@ from .glyphs import Glyphs, state_role
 from .spans import Span
 
 LEVEL_ROLE = {None: "text", Level.FAULT: "fault", Level.HELD: "caution", Level.CAUTION: "caution"}
-TIER_WORDS: Final = ("G1 G2 G3", "device memory, host memory, disk: a cached block lies in one or several")
+TIER_WORDS: Final = ("G1 G2 G3", "device memory, host memory, disk: a cached block lies in one tier or several")
 LIFE_WORDS: Final = (
     ("staged", "found below the device; its places are kept until it is admitted"),
     ("onboarding", "its blocks are copied up to the device"),
@@ -47,7 +47,7 @@ def request(name: str, width: int, role: str = "text") -> Span:
 
 
 def route(value: Route) -> Span:
-    """Arrow and tiers; loads stand out, as they are what a request waits for."""
+    """Arrow and tiers; loads stand out, because requests wait for them."""
     return Span(route_arrow(value), "load" if value.is_load else "text")
 
 

@@ -29,7 +29,7 @@ WORDS: Final = (
 )
 _WORDS: Final = dict.fromkeys(WORDS)
 _Given = dict[str, tuple[str, int]]
-"""Word to what was typed behind it, and the column of that."""
+"""Word to the text behind it, and the column of that text."""
 _ACTIONS: Final = {
     "log": BreakpointAction.LOG, "snapshot": BreakpointAction.SNAPSHOT, "freeze": BreakpointAction.FREEZE,
 }
@@ -43,7 +43,7 @@ NEXT: Final = {
     SlotState.SKIPPED_DECODE: SlotState.DECODING, SlotState.PREEMPTED: SlotState.PREFILLING,
     SlotState.FINISHING: SlotState.FINISHED, SlotState.FINISHED: SlotState.FINISHED,
 }
-"""The state a slot is likely to enter next: what a breakpoint on it is prefilled with."""
+"""The state that a slot is likely to enter next, as the proposal for a breakpoint on it."""
 
 
 def parse_breakpoint(text: str) -> BreakpointSpec:
@@ -109,7 +109,7 @@ def spell(spec: BreakpointSpec) -> str:
     >>> spell(parse_breakpoint("once to onboarding when age > 5 ms"))
     'to onboarding once when age > 5 ms'
     """
-    said: list[tuple[str, str]] = [
+    clauses: list[tuple[str, str]] = [
         (word, value.label) for word, value in (
             ("site", spec.site if spec.site is not _PLAIN.site else None), ("from", spec.from_state),
             ("to", spec.to_state), ("tier", spec.tier), ("route", spec.route), ("status", spec.status),
@@ -117,21 +117,21 @@ def spell(spec: BreakpointSpec) -> str:
             ("timeout", spec.on_timeout if spec.on_timeout is not _PLAIN.on_timeout else None),
         ) if value is not None
     ]
-    said += [
+    clauses += [
         (word, _quoted(str(value))) for word, value, plain in (
             ("request", spec.request, "*"), ("ignore", spec.ignore_count, 0), ("hits", spec.hit_condition, ""),
             ("after", spec.depends_on, 0), ("say", spec.log, ""), ("name", spec.name, ""),
         ) if value != plain
     ]
-    said += [
+    clauses += [
         (word, f"{value / SECOND_NS:.9f}".rstrip("0").rstrip(".") + "s") for word, value, plain in (
             ("max", spec.max_hold_ns, _PLAIN.max_hold_ns), ("expires", spec.expires_ns, _PLAIN.expires_ns),
         ) if value != plain
     ]
     flags = [word for word, action in _ACTIONS.items() if action is spec.action]
-    flags += [word for word, there in (("once", spec.one_shot), ("persist", spec.persist)) if there]
+    flags += [word for word, present in (("once", spec.one_shot), ("persist", spec.persist)) if present]
     when = f" when {spec.condition}" if spec.condition else ""
-    return " ".join([*(f"{word} {value}" for word, value in said), *flags]) + when
+    return " ".join([*(f"{word} {value}" for word, value in clauses), *flags]) + when
 
 
 def _quoted(text: str) -> str:
@@ -179,7 +179,7 @@ _LABELS: Final[dict[str, type[Word]]] = {
 
 
 def complete_breakpoint(text: str) -> list[str]:
-    """Words that may stand at the end of what was typed.
+    """Words that may stand at the end of the typed text.
 
     >>> complete_breakpoint("to onb"), complete_breakpoint("to decoding wh")
     (['onboard_staged', 'onboarding'], ['when'])

@@ -1,13 +1,13 @@
-"""The target's clock as this console knows it, how far behind the console is, and the time of day of an event.
+"""The target's clock, the lag of this console, and the time of day of an event.
 
 Between two reports the console advances the target's time by the local monotonic clock. It advances at most as fast as
 the heartbeats show (a simulated engine may stand still). It runs at most one second ahead, so ages stop without
 reports. A
 faster guess would run ahead of an engine that runs at ten times the wall.
 
-A target reports once what the wall clock showed at the time 0 of its own clock. That anchor holds while the target's
+A target reports once the wall-clock time at the time 0 of its own clock. That anchor holds while the target's
 clock runs with the wall. A simulated engine may run faster, and a suspended machine stops its clock. Live, every
-heartbeat is compared with the local wall clock; on a recording the anchor is what the recorder wrote.
+heartbeat is compared with the local wall clock; on a recording the anchor comes from the recorder.
 
 Law of this file: ages come from the target's own time, and a time of day appears only while it is right.
 """
@@ -19,16 +19,16 @@ from typing import Final
 from .numbers import S, clock
 
 AHEAD_MAX_NS: Final = S
-"""How far the clock runs on without a heartbeat; they come every half second."""
+"""Time that the clock runs on without a heartbeat; heartbeats come every half second."""
 BEATS_MAX: Final = 256
-"""Heartbeats whose head has not been applied yet; two minutes of them."""
+"""Heartbeats whose head has not been applied yet, for two minutes."""
 RATE_WINDOW_NS: Final = 2 * S
 RATE_STEP_NS: Final = RATE_WINDOW_NS // 200
-"""Batches within this time count as one."""
+"""Batches within this time count as a single batch."""
 BATCHES_MAX: Final = 512
 APART_NS: Final = 5 * S
-"""Between this wall and the target's: machines whose logs are compared are less apart, and a simulated engine on a busy
-machine soon is more."""
+"""Limit between this wall clock and the target's. Machines whose logs are compared are less apart, and a simulated
+engine on a busy machine soon is more."""
 DRIFT_NS: Final = 2 * S
 """The same apart, since the first heartbeat: heartbeats come late by less."""
 
@@ -84,7 +84,7 @@ class FeedProgress:
         self._batches: deque[tuple[int, int]] = deque()
         """(time, events) of the last batches, BATCHES_MAX at most."""
         self._recent = 0
-        """Events of those."""
+        """Events of these batches."""
         self._beats: deque[tuple[int, int]] = deque(maxlen=BEATS_MAX)
         self._since: int | None = None
         """When the connection began."""
@@ -124,7 +124,7 @@ class FeedProgress:
         return self._recent * S / RATE_WINDOW_NS
 
     def lag_events(self, next_seq: int) -> int:
-        """Events between what is applied and the last head told."""
+        """Events between the last applied event and the last reported head."""
         return max(0, self._beats[-1][1] + 1 - next_seq) if self._beats else 0
 
     def lag_ns(self, next_seq: int, mono_ns: int) -> int:
@@ -191,7 +191,7 @@ class Times:
         return text + ("Z" if self.utc else "")
 
     def head(self, at_ns: int, *, date: bool = False) -> str:
-        """For the status row: a time that is none of day is named."""
+        """The time for the status row; a time that is no time of day is named ``engine``."""
         at = self._at(at_ns)
         if at is None:
             return f"engine {clock(at_ns)}"

@@ -1,10 +1,10 @@
 """Which events this console has: read, passed over because of their rate, or lost on the way.
 
 Folding costs some microseconds an event. A console that took a whole core of the machine under observation would
-change what it shows. Above a share of a core it therefore *samples*: the facts come as snapshots, several a second.
-Behind each snapshot the console reads events until a share of its time is used up. It *passes over* the rest up to the
-next snapshot: it counts them from the heads of their batches and decodes none. History has no holes but these
-stretches, and each of them ends with facts.
+change the behaviour that it shows. Above a share of a core it therefore *samples*: the facts come as snapshots,
+several a second. Behind each snapshot the console reads events until a share of its time is used up. It *passes over*
+the rest up to the next snapshot: it counts them from the heads of their batches and decodes none. History has no holes
+but these stretches, and each of them ends with facts.
 
 Example: at 100,000 events a second, folding all of them would take 40 % of a core. ``SamplingPace`` turns sampling on,
 a snapshot arrives every 250 ms, and the console reads events for 8 ms behind it. ``Coverage.one_in`` then returns 12,
@@ -25,7 +25,7 @@ from .numbers import S
 STRETCHES_MAX: Final = 4_096
 """Stretches remembered for log and timeline: some minutes of a flood."""
 RECENT: Final = 8
-"""Snapshots over which the share that is looked at is told: about two seconds."""
+"""Snapshots over which the share of read events is taken: about two seconds."""
 WINDOW_NS: Final = S // 2
 """Over this time the share is measured: shorter than an eye waits, longer than a burst after a pause."""
 SHARE_MAX: Final = 0.12
@@ -60,7 +60,7 @@ class SeenGap(msgspec.Struct):
 
     @property
     def count(self) -> int:
-        """How many were lost."""
+        """The number of lost events."""
         return self.last - self.first + 1
 
 
@@ -74,7 +74,7 @@ class Stretch(msgspec.Struct):
 
     @property
     def count(self) -> int:
-        """How many."""
+        """The number of events."""
         return self.last - self.first + 1
 
 
@@ -92,12 +92,12 @@ class Coverage:
         self._recent: deque[tuple[int, int]] = deque(maxlen=RECENT)
 
     def took(self, events: int) -> None:
-        """So many events were looked at."""
+        """Count events that were read."""
         self._taken += events
         self.looked += events
 
     def passed_over(self, first: int, count: int, seen_ns: int, end_ns: int) -> None:
-        """The events from ``first`` on were not looked at; what was before them is known up to ``seen_ns``."""
+        """Note ``count`` events from ``first`` on that were not read; history is known up to ``seen_ns``."""
         self.passed += count
         if self.passing:
             stretch = self.stretches[-1]
@@ -140,7 +140,7 @@ class Coverage:
 
 
 class SamplingPace:
-    """The decision, from what work took. Times are ns: ``cpu_ns`` of this thread, ``mono_ns`` of the local clock."""
+    """Decides when to sample. Times are ns: ``cpu_ns`` of this thread, ``mono_ns`` of the local clock."""
 
     __slots__ = ("_began", "_cost_ns", "_cpu", "_events", "_left_ns", "_next", "_snapshot_mono", "_soon", "sampling")
 
@@ -161,7 +161,7 @@ class SamplingPace:
         return self._left_ns > 0
 
     def worked(self, events: int, cpu_ns: int, mono_ns: int) -> None:
-        """So many events were taken, and it cost so much."""
+        """Count events that were taken, and the time that they cost."""
         if self._began is None:
             self._began = mono_ns
         if self.sampling:
@@ -181,7 +181,7 @@ class SamplingPace:
         self._began, self._cpu, self._events = mono_ns, 0, 0
 
     def snapshot(self, cpu_ns: int, mono_ns: int) -> None:
-        """A snapshot was taken, and it cost so much."""
+        """Count a snapshot and the time that it cost."""
         since = mono_ns - self._snapshot_mono if self._snapshot_mono is not None else REFRESH_NS
         self._snapshot_mono = mono_ns
         self._left_ns = LOOK_SHARE * min(since, S)
@@ -189,7 +189,7 @@ class SamplingPace:
         self._soon = mono_ns + max(URGENT_NS, URGENT_FACTOR * cpu_ns)
 
     def due(self, mono_ns: int, *, urgent: bool = False) -> bool:
-        """True to ask for a snapshot now; the next one is due when this one has come, or a second later."""
+        """True to ask for a snapshot now; the next snapshot is due when this snapshot has come, or a second later."""
         if mono_ns < (self._soon if urgent else self._next):
             return False
         self._next = self._soon = mono_ns + S

@@ -30,13 +30,13 @@ from .history import History
 from .numbers import count, duration, plural, route_arrow
 
 SCANNED_MAX: Final = 10_000
-"""Events looked at for one step; half of what the log keeps."""
+"""Events looked at for one step; half of the events that the log keeps."""
 TRIED_MAX: Final = 64
-"""Later events whose cause is asked for when an effect is looked for."""
+"""Later events whose causes are determined in the search for an effect."""
 
 
 def concerns(event: ev.Event, history: History) -> str:
-    """The request that the event is about; empty when it is about none or several."""
+    """The request that the event is about; empty for an event about no request or several."""
     slot = slot_of(event, history)
     if slot is None:
         return ""
@@ -104,8 +104,8 @@ def _ended(e: ev.CandidateEnded, history: History) -> str:
     if transfer is None:
         return core_describe(e, history.state)
     took = duration(transfer.age(e.at_ns))
-    what = f"op {transfer.label} {route_arrow(transfer.route)}, {plural(transfer.blocks, 'block')}"
-    return f"{what}, {took}" if e.status is CandidateStatus.COMPLETED else f"{what}, {e.status.label}, {took}"
+    text = f"op {transfer.label} {route_arrow(transfer.route)}, {plural(transfer.blocks, 'block')}"
+    return f"{text}, {took}" if e.status is CandidateStatus.COMPLETED else f"{text}, {e.status.label}, {took}"
 
 
 def _skipped(e: ev.CandidateSkipped, history: History) -> str:
@@ -129,7 +129,7 @@ PHRASES: Final[dict[type[ev.Event], Callable[[Any, History], str]]] = {
     ev.CandidateSkipped: _skipped,
     ev.OperationStarted: _started,
 }
-"""Kinds that this console tells differently."""
+"""Kinds whose phrase differs from the core's."""
 
 
 Link = tuple[str, int]

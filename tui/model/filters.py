@@ -1,4 +1,4 @@
-"""Filters of lists: the expression language over what each list shows, or plain text over the request.
+"""Filters of lists: the expression language over the columns of each list, or plain text over the request.
 
 Each list has the schema of its filter beside its columns. The getters read the model of this console: ages run on the
 shown clock, and ended candidates come from the history.
@@ -20,7 +20,7 @@ _SIGNS: Final = frozenset("=<>~()\"'! ")
 """Characters that make a text an expression; plain text over the request has none of them."""
 
 Test = Callable[[Any, Any, Any], bool]
-"""``test(item, state, moment)``; what the moment is, the schema says."""
+"""``test(item, state, moment)``; the schema defines the moment."""
 
 
 class FilterError(ValueError):
@@ -61,7 +61,7 @@ class Filter:
 
 
 def plain_text(text: str, schema: Schema) -> str | None:
-    """The text to look for in requests, when that is what was typed; None for an expression.
+    """The text to look for in requests; None when the typed text is an expression.
 
     >>> from kvbm_console.core.expression import SLOT
     >>> plain_text("chat-04*", SLOT), plain_text("held", SLOT), plain_text("age > 1 s", SLOT)

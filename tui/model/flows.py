@@ -17,7 +17,7 @@ TIERS: Final = (Tier.G1, Tier.G2, Tier.G3, Tier.G4)
 
 
 class RouteFlow:
-    """One route: blocks that arrived per second, and how long transfers took."""
+    """The blocks of a route that arrived per second, and the latencies of its transfers."""
 
     __slots__ = ("blocks", "latencies", "moved_blocks")
 
@@ -79,10 +79,10 @@ class Flows:
             if blocks:
                 self.routes[route].moved(at_ns, blocks)
         self.settle(at_ns, each)
-        for tier, one, other in zip(TIERS, was.evicted_blocks, now.evicted_blocks, strict=True):
+        for tier, earlier, later in zip(TIERS, was.evicted_blocks, now.evicted_blocks, strict=True):
             pools = [pool.info.pool for pool in after.pools if pool.info.tier is tier]
-            if other > one and len(pools) == 1 and after.pools[pools[0]].info.authority is not Authority.STREAM:
-                self.evicted[pools[0]].add(at_ns, other - one)
+            if later > earlier and len(pools) == 1 and after.pools[pools[0]].info.authority is not Authority.STREAM:
+                self.evicted[pools[0]].add(at_ns, later - earlier)
         if each > 1.0:
             self._estimated_ns = at_ns
 
@@ -97,7 +97,7 @@ class Flows:
         return "~" if at_ns is not None and now_ns - at_ns <= seconds * S else ""
 
     def sums(self) -> list[Sums]:
-        """Every series of amounts, for what concerns all of them."""
+        """Every series of amounts."""
         return [
             self.asked, self.events, self.tokens, *self.hits.values(), *self.thrash.values(),
             *self.evicted.values(), *self.stored.values(), *(flow.blocks for flow in self.routes.values()),
@@ -111,7 +111,7 @@ class Flows:
             gauge.blank(at_ns)
 
     def came_back(self, at_ns: int, returned: tuple[int, int, int, int]) -> None:
-        """So many blocks came back to each tier too soon after it had evicted them."""
+        """Count the blocks that came back to each tier too soon after their eviction."""
         for tier, blocks in zip(TIERS, returned, strict=True):
             if blocks:
                 self.thrash[tier].add(at_ns, blocks)

@@ -5,7 +5,7 @@ and transfers in line with a snapshot after a stretch without events. It takes o
 an event is marked as lost. ``take_past`` folds the events that a daemon still remembers from before this console
 connected. Levels of tiers and tokens a second stay blank before the first snapshot: old events do not tell them.
 
-Law of this file: nothing here decides or reads a clock, and what fell into a gap is never invented.
+Law of this file: nothing here decides or reads a clock, and the events of a gap are never invented.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ takes less than 0.1 s before the first picture."""
 SLICE_EVENTS: Final = 400
 """Events of the past that are folded before keys get a turn."""
 PAST_MAX: Final = 512
-"""Finished lives kept for the timeline: ten screens of them."""
+"""Finished lives kept for the timeline: ten screens."""
 ENDED_MAX: Final = 2_048
 """Transfers that ended, kept for the transfers view and its percentiles."""
 NAMES_MAX: Final = 50_000
@@ -124,7 +124,7 @@ class Names:
 
 
 class History(Lives):
-    """Everything about one target that is folded from events. ``state`` is None before the first snapshot."""
+    """The history of a target, folded from events. ``state`` is None before the first snapshot."""
 
     def __init__(self) -> None:
         self.state: CacheState | None = None
@@ -258,7 +258,7 @@ def _promoted(history: History, e: ev.CandidatePromoted) -> None:
 
 
 def _ended_sampled(history: History, e: ev.CandidateEnded) -> Transfer:
-    """Without its blocks, which the totals of the next snapshot bring."""
+    """End a transfer without its blocks, because the totals of the next snapshot bring them."""
     transfer = fold.ended(history, e)
     if e.status is CandidateStatus.COMPLETED:
         history.flows.routes[transfer.route].latencies.add(e.at_ns, transfer.age(e.at_ns))
@@ -338,7 +338,7 @@ def _thawed(history: History, e: ev.Thawed) -> None:
 
 
 def _wanted(keep: Callable[[Any, Any], object]) -> Callable[[Any, Any], object]:
-    """The same, for what should not wait for the next snapshot."""
+    """A handler that does the same and asks for a snapshot at once."""
     def take(history: History, e: Any) -> None:
         keep(history, e)
         history.wants_facts = True
@@ -356,7 +356,7 @@ HISTORY: Final[dict[type[ev.Event], Callable[[Any, Any], object]]] = {
     ev.SlotHeld: _held, ev.HoldParked: _parked, ev.HoldReleased: _released, ev.HoldDenied: _denied,
     ev.Frozen: _frozen, ev.Thawed: _thawed, ev.ResetDone: _reset,
 }
-"""Event type to what it adds to the history; kinds that are not here change facts only."""
+"""Event type to the handler that adds it to the history; other kinds change facts only."""
 
 
 def urgent(state: CacheState) -> tuple[type[ev.Event], ...]:
@@ -419,7 +419,7 @@ def adopt(history: History, state: CacheState, seen_ns: int, mono_ns: int) -> No
 
 
 def _stand(life: Life, slot: SlotFacts, state: CacheState, seen_ns: int) -> None:
-    """One life as it stands now."""
+    """Bring a life in line with the facts of its slot."""
     if not life.moves or life.state is not slot.state or slot.since_ns > life.moves[-1].start_ns:
         unseen = seen_ns if life.moves and slot.since_ns > seen_ns else None
         life.add(Move(slot.since_ns, slot.state, None, unseen_ns=unseen))
@@ -432,7 +432,7 @@ def _stand(life: Life, slot: SlotFacts, state: CacheState, seen_ns: int) -> None
 
 
 def _transfers(history: History, state: CacheState, seen_ns: int) -> None:
-    """The open candidates; those that are gone ended unseen."""
+    """Bring transfers in line with the open candidates; a transfer without a candidate ended unseen."""
     for number in [number for number in history.transfers if number not in state.candidates]:
         gone = history.transfers.pop(number)
         gone.lost, gone.ended_ns = True, max(seen_ns, gone.planned_ns)
@@ -492,7 +492,7 @@ def take_past(history: History, item: PastSeen, mono_ns: int) -> Iterator[None]:
 
 def _keep(history: History, event: ev.Event, begin_ns: int) -> None:
     if isinstance(event, ev.IterationAdvanced):
-        history.steps.append((event.iteration, event.at_ns))  # its tokens need to know who was decoding
+        history.steps.append((event.iteration, event.at_ns))  # its tokens depend on the slots that were decoding
         return
     if isinstance(event, ev.SlotMoved):
         life = history.lives.get(event.slot)
@@ -509,7 +509,7 @@ def _keep(history: History, event: ev.Event, begin_ns: int) -> None:
     try:
         keep(history, event)
     except KeyError:
-        return  # about a copy that was planned before the past begins
+        return  # the event is about a copy that was planned before the past begins
 
 
 def _tell_second(history: History, second: int, events: int) -> None:

@@ -39,7 +39,7 @@ DRAWN: Final[dict[str, type[Lint]]] = {
 
 
 class SessionLint(msgspec.Struct, frozen=True):
-    """A warning about what the session itself knows: its clocks and counts are of the connection, not of the events."""
+    """A warning about the session itself: its clocks and counts are of the connection, not of the events."""
 
     name: str
     level: Level
@@ -66,26 +66,26 @@ FROZEN: Final = SessionLint(
 )
 LOST: Final = SessionLint(
     "lost", Level.CAUTION, LOG, "any loss within the last 5 minutes",
-    "This console did not get some events: lists are exact again since the snapshot, but stories, rates and the "
+    "This console did not get some events. Lists are exact again since the snapshot, but stories, rates and the "
     "timeline have a hole, which is drawn.",
     "The reader was too slow or away. Recordings of the daemon have the events if it records.",
 )
 PART: Final = SessionLint(
     "part", Level.FAULT, LOG, "a part of the daemon ended within the last 5 minutes",
-    "A task or thread of the daemon ended by a bug. It is restarted; what it did may have a hole.",
-    "Report what the daemon's log says. If it does not run again, restart the daemon.",
+    "A task or thread of the daemon ended by a bug. It is restarted; its work may have a hole.",
+    "Report the error in the daemon's log. If it does not run again, restart the daemon.",
 )
 RECORDER: Final = SessionLint(
     "recorder", Level.FAULT, ("8", "the recorder"), "the recorder is degraded",
-    "Events are not being kept: what happens now cannot be replayed.",
+    "Events are not being kept, so the present cannot be replayed.",
     "Free space on its disk, or point --record elsewhere; it goes on by itself as soon as it can write.",
 )
-AT_ONCE: Final = ("verdict", *(one.name for one in (HELD, ALL_HELD, FROZEN, LOST, PART, RECORDER)))
+AT_ONCE: Final = ("verdict", *(lint.name for lint in (HELD, ALL_HELD, FROZEN, LOST, PART, RECORDER)))
 """Warnings that show as soon as they are true."""
 TEXTS: Final[dict[str, SessionLint | type[Lint]]] = {
-    **{one.name: one for one in (HELD, ALL_HELD, FROZEN, LOST, PART, RECORDER)}, **DRAWN,
+    **{lint.name: lint for lint in (HELD, ALL_HELD, FROZEN, LOST, PART, RECORDER)}, **DRAWN,
 }
-"""Every warning that may show, with its threshold, why it is bad and what to do."""
+"""Every warning that may show, with its threshold, its consequence and the remedy."""
 
 
 class Warning(msgspec.Struct, frozen=True):
@@ -100,11 +100,11 @@ class Warning(msgspec.Struct, frozen=True):
     request: str | None = None
     kind: str = ""
     ended_ns: int | None = None
-    """Since when it is over (it then shows in grey); None while it is true."""
+    """Time since its end (it then shows in grey); None while it is true."""
     order: int = 0
     """Longest first among equals."""
     seq: int | None = None
-    """The event that began it; None without such an event."""
+    """The event that began the warning; None without such an event."""
 
     @property
     def lint(self) -> str:
@@ -113,12 +113,12 @@ class Warning(msgspec.Struct, frozen=True):
 
 
 def slot_level(mirror: Mirror, slot: SlotFacts, now_ns: int) -> Level | None:
-    """The mark of one slot, which is held or the library's level of its stay; None for a healthy slot."""
+    """The mark of a slot: held, or the library's level of its stay; None for a healthy slot."""
     return Level.HELD if slot.hold is not None else mirror.stuck.level_of(slot, now_ns)
 
 
 def copy_level(mirror: Mirror, transfer: Transfer, now_ns: int) -> Level | None:
-    """The mark of one open copy: whether it waits, or is on the wire, for longer than the library calls usual."""
+    """Caution for an open copy that waits, or is on the wire, longer than usual by the library; else None."""
     route, started_ns = transfer.route, transfer.started_ns
     if started_ns is None:
         return Level.CAUTION if transfer.age(now_ns) > mirror.pending.limit(route) else None
@@ -132,10 +132,10 @@ class Lints:
         self._seen: dict[str, tuple[int, int, Warning]] = {}
         """Key to (true since, true last, the warning), in local time."""
         self._checked = 0
-        """When everything was looked at last: what was true then is not over before it is looked at again."""
+        """Time of the last check: a warning that was true then is not over before the next check."""
 
     def check(self, mirror: Mirror, mono_ns: int) -> None:
-        """Look at everything again; called a few times a second."""
+        """Check all warnings again; called a few times a second."""
         self._checked = mono_ns
         for warning in _all(mirror, mono_ns):
             first = self._seen[warning.key][0] if warning.key in self._seen else mono_ns
@@ -171,7 +171,7 @@ def tally(warnings: list[Warning]) -> str:
 
 
 def fold(warnings: list[Warning]) -> list[Warning]:
-    """One line for each problem, worst first. Requests with the same lint and level are one problem with their number
+    """A warning for each problem, worst first. Requests with the same lint and level are one problem with their number
     and the worst of them. Each hold stays a line of its own, because each waits for a person."""
     groups: dict[tuple[str, Level, bool], list[Warning]] = {}
     for warning in warnings:

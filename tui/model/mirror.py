@@ -34,7 +34,7 @@ GAPS_MAX: Final = 64
 
 
 class Mirror(History):
-    """The knowledge of this console about one target."""
+    """The facts and the history of a target, as far as this console knows them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,22 +44,22 @@ class Mirror(History):
         self.heartbeat: Heartbeat | None = None
         self.progress = FeedProgress()
         self.version = 0
-        """Grows with every item: what is drawn is compared with it."""
+        """Grows with every item, so a drawing can tell that it is old."""
         self.sampling = False
         """True if events are no longer folded into the facts, which come as snapshots instead."""
         self.affords = True
         """True if there is time to look at events while facts are sampled; without, they are passed over."""
         self.facts_mono_ns = 0
-        """When the last snapshot came."""
+        """Local time of the last snapshot."""
         self.places = 0
-        """Places of a recording that were reached: after each of them another past is known."""
+        """Places of a recording that were reached, because each has another known past."""
         self.lost_events = 0
         self.gaps: deque[SeenGap] = deque(maxlen=GAPS_MAX)
         self.broken: str | None = None
         """Why the last events did not fit; the session then asks for a new snapshot."""
 
     def clear(self) -> None:
-        """Forget everything that events told, and what was derived from them."""
+        """Forget everything that events told, and everything derived from them."""
         super().clear()
         lints = stream_lints()
         self.watch = LintFold(lints)
@@ -85,13 +85,13 @@ class Mirror(History):
 
     @property
     def block_bytes(self) -> int | None:
-        """Bytes of one block by the geometry of the connected target; None while it is unknown."""
+        """Bytes of a block by the geometry of the connected target; None while it is unknown."""
         return self.connected.block_bytes if self.connected is not None else None
 
     # --- items -------------------------------------------------------------------------------------------------------
 
     def take(self, item: FeedItem, mono_ns: int) -> None:
-        """Fold one item. ``mono_ns`` is the local monotonic clock at its arrival."""
+        """Fold an item. ``mono_ns`` is the local monotonic clock at its arrival."""
         self.version += 1
         self.mono_ns = mono_ns
         match item:
@@ -115,7 +115,7 @@ class Mirror(History):
                 self.disconnected = item
 
     def batch(self, batch: UnreadBatch, mono_ns: int) -> None:
-        """Take events that are still encoded. One that cannot be read sets ``broken``."""
+        """Take events that are still encoded. An unreadable batch sets ``broken``."""
         if self.reads:
             try:
                 self.fold(batch.read(), mono_ns)
@@ -134,7 +134,7 @@ class Mirror(History):
         return not (self.sampling or self.sampled) or (self.affords and not self.coverage.passing)
 
     def fold(self, events: list[Event], mono_ns: int) -> None:
-        """Fold events in order. One that does not fit ends the batch and sets ``broken``."""
+        """Fold events in order. An event that does not fit ends the batch and sets ``broken``."""
         state = self.state
         if state is None or self.broken is not None or not events:
             return
@@ -183,7 +183,7 @@ class Mirror(History):
         return self.state is not None and self.next_seq > self.state.seq
 
     def _skim(self, events: list[Event], mono_ns: int) -> None:
-        """Take from events what history needs; the facts stay as they are until the next snapshot."""
+        """Fold events into the history alone; the facts stay as they are until the next snapshot."""
         known = SKIMMED.get
         try:
             for event in events:
@@ -205,7 +205,7 @@ class Mirror(History):
         self._went_by(first, events, at_ns, mono_ns)
 
     def _went_by(self, first: int, events: int, at_ns: int, mono_ns: int) -> None:
-        """Events that were not folded: a slice is so short that its end stands for all of it."""
+        """Advance time and counts over events that were not folded; all of them count at the end of their slice."""
         if not self.tick_ns <= at_ns < self.tick_ns + S:
             self._tick(at_ns)
         self._count(at_ns, events)
@@ -215,7 +215,7 @@ class Mirror(History):
         self.progress.applied(self.next_seq)
 
     def _count(self, at_ns: int, events: int) -> None:
-        """So many events of one second were folded."""
+        """Count folded events of a second."""
         if events:
             self.flows.events.add(at_ns, events)
             self.density.add(at_ns, events)
@@ -252,7 +252,7 @@ class Mirror(History):
         if not known and (before is None or gap is None or state.seq < before.seq or state.at_ns < before.at_ns):
             self.clear()
             self.clock.reset()
-            if recording:  # another place of the tape: what lies before it is told again
+            if recording:  # another place of the tape: its past is folded again
                 self.gaps.clear()
                 self.lost_events = 0
         if gap is not None:
@@ -302,7 +302,7 @@ class Mirror(History):
         return mono_ns - gap.seen_mono_ns
 
     def hold_left_ns(self, hold: int, mono_ns: int) -> int | None:
-        """Until a hold resumes by itself. On a recording by the target's time, else by the wall clock."""
+        """Time until a hold resumes by itself. On a recording by the target's time, else by the wall clock."""
         if self.state is None or hold not in self.state.holds:
             return None
         facts = self.state.holds[hold]
@@ -316,7 +316,7 @@ class Mirror(History):
         return 0 if left is None or self.state is None else self.state.holds[hold].max_hold_ns - left
 
     def frozen_left_ns(self, mono_ns: int) -> int | None:
-        """Until a frozen target goes on by itself, at the latest; on the same clocks as holds."""
+        """Longest time until a frozen target goes on by itself; on the same clocks as holds."""
         frozen = None if self.state is None else self.state.frozen
         if frozen is None:
             return None
@@ -332,7 +332,7 @@ class Mirror(History):
         return (end - start) // (last - first)
 
     def event(self, seq: int) -> Event | None:
-        """An event of the log or of what is older, by its number."""
+        """An event of the log, or an older event that is known, by its number."""
         index = bisect_left(self.log, seq, key=lambda event: event.seq)
         if index < len(self.log) and self.log[index].seq == seq:
             return self.log[index]

@@ -34,7 +34,7 @@ def _three(value: int, unit: int) -> str:
 
 
 def duration(ns: int | None) -> str:
-    """At most five cells, unit glued, for columns.
+    """A duration for columns: at most five cells, without a blank before the unit.
 
     >>> [duration(x) for x in (48 * MS, 1_314 * MS, 11_872 * MS, 252 * S, 72 * MINUTE, 76 * HOUR, None)]
     ['48ms', '1.31s', '11.8s', '4m12s', '1h12m', '3d04h', '–']
@@ -64,7 +64,7 @@ def duration(ns: int | None) -> str:
 
 @lru_cache(maxsize=1_024)
 def spoken(ns: int | None) -> str:
-    """For sentences: unit spaced, whole seconds from ten on.
+    """A duration for sentences: a blank before the unit, whole seconds from ten on.
 
     >>> [spoken(x) for x in (18 * S, 3_140 * MS, 892 * MS, 252 * S)]
     ['18 s', '3.14 s', '892 ms', '4m12s']
@@ -93,7 +93,7 @@ def clock(ns: int, *, millis: bool = False) -> str:
 
 
 def count(value: int | None) -> str:
-    """With commas, for places that have room; a seq is always written so.
+    """A number with commas, for places that have room; a seq is always written so.
 
     >>> count(4182188), count(None)
     ('4,182,188', '–')
@@ -102,7 +102,7 @@ def count(value: int | None) -> str:
 
 
 def brief(value: float | None) -> str:
-    """For columns: ``9999``, then ``11.9k``, ``1.24M``.
+    """A number for columns: ``9999``, then ``11.9k``, ``1.24M``.
 
     >>> brief(9999), brief(11_987), brief(1_249_000), brief(0)
     ('9999', '11.9k', '1.24M', '0')
@@ -173,7 +173,7 @@ def percent(part: int, whole: int | None) -> str:
 
 
 def tenth(part: int, whole: int) -> str:
-    """One decimal without its sign, floored.
+    """Percents with a decimal, floored, without the sign.
 
     >>> tenth(618, 1000)
     '61.8'
@@ -185,7 +185,7 @@ def tenth(part: int, whole: int) -> str:
 
 
 def shares(parts: Sequence[int], whole: int) -> tuple[str, list[str], str]:
-    """(sum of the parts, each part, the rest) in percent with one decimal, so that they add up as written.
+    """(sum of the parts, each part, the rest) in percent with a decimal, so that they add up as written.
 
     >>> shares([412, 179, 27], 1000)
     ('61.8', ['41.2', '17.9', '2.7'], '38.2')
@@ -199,7 +199,7 @@ def shares(parts: Sequence[int], whole: int) -> tuple[str, list[str], str]:
         floors[index] += 1
     def text(tenths: int) -> str:
         return f"{tenths // 10}.{tenths % 10}"
-    return text(total), [text(one) for one in floors], text(1_000 - total)
+    return text(total), [text(tenths) for tenths in floors], text(1_000 - total)
 
 
 def cut_middle(text: str, width: int) -> str:
@@ -224,7 +224,7 @@ def cut(text: str, width: int) -> str:
 
 
 def plain(text: str) -> str:
-    """Outside text as the terminal may get it: one cell for each character, nothing that moves the cursor.
+    """Outside text made safe for the terminal: a cell for each character, and no control characters.
 
     >>> plain("a\\x1b[2J日")
     'a?[2J?'
@@ -239,11 +239,11 @@ class _Cells(dict[int, str]):
 
     def __missing__(self, code: int) -> str:
         character = chr(code)
-        one = (
+        safe = (
             character.isprintable() and unicodedata.east_asian_width(character) not in "WF"
             and not unicodedata.combining(character)
         )
-        shown = character if one else "?"
+        shown = character if safe else "?"
         if len(self) < CELLS_MAX:
             self[code] = shown
         return shown

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 MARKS_MAX: Final = 64
-"""Bookmarks of one console; the oldest goes."""
+"""Bookmarks of a console; the oldest goes."""
 HITS_MAX: Final = 20_000
 """Hits kept of one tape; the rest is counted. No person looks at more hits of a breakpoint."""
 
@@ -99,7 +99,7 @@ class TapeHits:
         """Grows whenever the specifications change, so results for older specifications are ignored."""
 
     def change(self, specs: list[BreakpointSpec]) -> None:
-        """Look for others from now on."""
+        """Look for the hits of other breakpoints from now on."""
         self.specs = specs
         self.generation += 1
         self.seqs, self.dropped, self.complete = [], 0, False

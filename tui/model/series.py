@@ -135,7 +135,7 @@ class Gauge(Seconds):
 
 
 class Latencies:
-    """Times of what ended within the last minute, bounded, and kept in order: a frame asks for many percentiles."""
+    """Latencies of transfers that ended within the last minute, bounded and sorted for percentiles."""
 
     __slots__ = ("_ordered", "_samples")
 
@@ -144,7 +144,7 @@ class Latencies:
         self._ordered: list[int] = []
 
     def add(self, ended_ns: int, took_ns: int) -> None:
-        """Something ended and took this long."""
+        """Add the latency of a transfer that ended."""
         if len(self._samples) >= SAMPLES_MAX:
             self._forget()
         self._samples.append((ended_ns, took_ns))
@@ -182,7 +182,7 @@ def resample(values: Sequence[float | None], cells: int, *, mean: bool = True) -
 
 @lru_cache(maxsize=256)
 def _resampled(values: tuple[float | None, ...], cells: int, mean: bool) -> tuple[float | None, ...]:
-    """Kept: most of what a frame shows of the last minutes was on the frame before."""
+    """Values of each cell; cached because most trends are equal on the next frame."""
     size = len(values)
     result: list[float | None] = []
     for cell in range(cells):

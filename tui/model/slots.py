@@ -1,7 +1,8 @@
 """The slot list: the shares of a prompt, the facts of one row, and the order of the rows.
 
 After an admission the shares of a prompt found in a tier are those of ``why``. Before an admission, and after a
-preemption, nothing is in device memory for the request: found is what the look-up reserved, and nothing is computed.
+preemption, nothing is in device memory for the request: the found blocks are those that the look-up
+reserved, and nothing is computed.
 
 Law of this file: trouble comes first. Rows move at most once a second, and the selected row never moves.
 """
@@ -58,7 +59,7 @@ def prompt_of(state: CacheState, slot: SlotFacts) -> PromptShares:
 
 
 class SlotRow:
-    """One line of the slot list; each fact of it is computed when it is first asked for."""
+    """A row of the slot list; each fact is computed when it is first asked for."""
 
     def __init__(self, mirror: Mirror, slot: SlotFacts, mono_ns: int) -> None:
         self.mirror = mirror

@@ -35,7 +35,7 @@ class TapCost(msgspec.Struct, frozen=True):
 
 
 class Following(msgspec.Struct, frozen=True):
-    """A publisher that the daemon follows, as the status document says it."""
+    """A publisher that the daemon follows, from the status document."""
 
     connected: bool
     batches: int
@@ -60,7 +60,7 @@ class Seen(msgspec.Struct):
     restarts: int = 0
     clears: int = 0
     last_ns: int | None = None
-    """When it reported last."""
+    """Time of its last report."""
 
 
 class Sources:
@@ -100,7 +100,7 @@ class Sources:
             self.left_out += 1
 
     def tell(self, document: Mapping[str, Any]) -> None:
-        """Take ``engines``, ``publishers`` and ``recorder`` of a status document; what does not fit is left out."""
+        """Take ``engines``, ``publishers`` and ``recorder`` of a status document; malformed rows are left out."""
         recorder = document.get("recorder") or {}
         path, size = recorder.get("path"), recorder.get("bytes")
         self.recorder = (path, size) if isinstance(path, str) and isinstance(size, int) else None
@@ -140,7 +140,7 @@ def blocks_only(state: CacheState) -> bool:
 
 
 def pools_of(state: CacheState, source: int) -> list[PoolFacts]:
-    """Pools of one source: by rank, group, then near ones first."""
+    """Pools of a source: by rank, group, then near tiers first."""
     mine = [pool for pool in state.pools if pool.info.source == source]
     return sorted(mine, key=lambda pool: (pool.info.dp_rank, pool.info.group, pool.info.tier, pool.info.pool))
 
@@ -155,7 +155,7 @@ def reusable(pool: PoolFacts) -> int | None:
 
 
 def only_here(state: CacheState, pool: PoolFacts) -> int | None:
-    """Of those, blocks that no nearer pool of the same engine, rank and group has; None when there are too many."""
+    """Reusable blocks that no nearer pool of the same engine, rank and group has; None when there are too many."""
     info = pool.info
     if len(pool.by_hash) > COMPARED_MAX:
         return None

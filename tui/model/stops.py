@@ -34,9 +34,9 @@ class Stops:
         self._announced = 0
         self._ends = 0
         self._since: int | None = None
-        """When the announcement began."""
+        """Local time at which the announcement began."""
         self._news_ns = 0
-        """When it last got something new."""
+        """Local time of its last new hold or end."""
         self._holds: list[int] = []
         self._ended: list[EndedHold] = []
 
@@ -107,4 +107,4 @@ def _place(mirror: Mirror, state: CacheState, hold: HoldFacts) -> str:
         return f"{word} {state.slots[hold.slot].state.label}"
     known = [state.breakpoints[number].spec.to_state for number in hold.breakpoints if number in state.breakpoints]
     same = [move.state for move in moves if move.start_ns == moves[-1].start_ns]
-    return f"{word} {next((one for one in same if one in known), same[-1]).label}"
+    return f"{word} {next((state for state in same if state in known), same[-1]).label}"

@@ -1,4 +1,4 @@
-"""The rows of the timeline: which lives, in which order.
+"""The rows of the timeline: the choice and the order of lives.
 
 Law of this file: lives that need a person come first, then lives by arrival. Rows move at most once a second, and the
 selected row never moves. While nothing is selected, new lives appear at the top at once, so the live edge is never
@@ -27,11 +27,11 @@ class LifeOrder:
         self.by_arrival = False
         self._lives: list[Life] = []
         self._known: set[int] = set()
-        """The slots of those."""
+        """The slots of these lives."""
         self._gone: tuple[Archive, int] | None = None
-        """How much was forgotten when that was looked at last."""
+        """The archive and its number of forgotten lives at the last update."""
         self._needy = 0
-        """How many at the top need a person."""
+        """Number of lives at the top that need a person."""
         self._sorted_mono = -SORT_EVERY_NS
         self._sorted_by: tuple[bool, str, int] = (False, "", -1)
         self._chosen: Life | None = None

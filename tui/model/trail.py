@@ -3,7 +3,7 @@
 ``near`` are the events that the history keeps; with a filter those of them that match, looked at once. ``far`` is a
 stretch of older events from the daemon's ring or from the recording: all matches from ``far_lo`` up to ``far_hi``.
 
-Law of this file: both are bounded. A stretch has no hole, and two stretches that do not touch are never shown as one.
+Law of this file: both are bounded. A stretch has no hole, and two stretches that do not touch are never joined.
 """
 
 from bisect import bisect_left, bisect_right
@@ -19,14 +19,14 @@ from .filters import Filter
 from .history import History
 
 FAR_MAX: Final = 20_000
-"""Older events kept: as many as those that are not older. The end that the reader leaves gives way."""
+"""Older events kept: as many as the log keeps. The end that the reader leaves gives way."""
 CHUNK_EVENTS: Final = 4_096
-"""Events of one question: as many as a daemon gives at once, some milliseconds of work."""
+"""Events of a question: as many as a daemon gives at once, some milliseconds of work."""
 NAMELESS_MAX: Final = CHUNK_EVENTS
 """Events that wait for a name; older events are likelier to get a name."""
 Way = Literal["oldest", "older", "newer"]
 Stretch = Callable[[int, int], Awaitable[tuple[list[Event], int]]]
-"""(events from the first number up to the second, as far as there are any; number of the oldest that can be had)."""
+"""(events from the first number up to the second, as far as there are any; number of the oldest available event)."""
 
 
 class Joined(Sequence[Event]):
@@ -57,9 +57,9 @@ class Trail:
         """Older events that the recording does not have."""
         self.wanted: Filter | None = None
         self.oldest: int | None = None
-        """Nothing older than this event can be had; None before anybody has asked."""
+        """The oldest available event; None before the first question."""
         self.failed = ""
-        """Why the last question was not answered."""
+        """The error of the last question; empty if it was answered."""
         self._clear()
 
     def _clear(self) -> None:
@@ -68,14 +68,14 @@ class Trail:
         self.far: deque[Event] = deque()
         self.far_lo = self.far_hi = 0
         self.examined = 0
-        """Events that were looked at for the filter."""
+        """Events to which the filter was applied."""
         self._matched: deque[Event] = deque(maxlen=FAR_MAX)
         self._looked = -1
         self._nameless: list[Event] = []
-        """Older events that did not match, and may once it is known whom they are about."""
+        """Older events that did not match, and may match once their request is known."""
 
     def look(self, history: History, wanted: Filter | None) -> None:
-        """Take what has come since the last time; another filter begins anew."""
+        """Take the new events of the log; another filter begins anew."""
         log = history.log
         if wanted is not self.wanted:
             self.wanted = wanted
@@ -89,7 +89,7 @@ class Trail:
             if event.seq <= self._looked:
                 break
             fresh.append(event)
-        else:  # nobody has looked at these before, or not for so long that the log has lost what lies between
+        else:  # the first look, or the log has lost events since the last look
             self._matched.clear()
             self.near_first = first
         if fresh:
@@ -101,15 +101,15 @@ class Trail:
                 self.near_first = self._matched[0].seq
         self.near = self._matched
 
-    # --- what is shown -----------------------------------------------------------------------------------------------
+    # --- shown events ------------------------------------------------------------------------------------------------
 
     @property
     def joined(self) -> bool:
-        """True if nothing is missing between what is older and what is kept."""
+        """True if no event is missing between the older events and the kept events."""
         return self.far_hi > self.far_lo and self.far_hi >= self.near_first
 
     def events(self, at: int | None) -> Sequence[Event]:
-        """The stretch that a reader pages over who stands at event ``at``, None for the newest."""
+        """The stretch for a reader at event ``at``, None for the newest."""
         if self.joined:
             return Joined(self.far, bisect_left(self.far, self.near_first, key=_seq), self.near)
         return self.far if at is not None and at < self.far_hi and self.far else self.near
@@ -120,21 +120,21 @@ class Trail:
         return self.far[index] if index < len(self.far) and self.far[index].seq == seq else None
 
     def covers(self, seq: int) -> bool:
-        """True if an event of this number would be among the older ones that are known."""
+        """True if this number lies within the known older events."""
         return self.far_lo <= seq < min(self.far_hi, self.near_first)
 
     def first_known(self, at: int | None) -> int:
-        """From this number on nothing is missing, for a reader at ``at``."""
+        """The first number of the stretch without a hole, for a reader at ``at``."""
         return self.far_lo if self.far_hi > self.far_lo and self.events(at) is not self.near else self.near_first
 
     def complete(self, at: int | None) -> bool:
-        """True if nothing older can be had."""
+        """True if no older event is available."""
         return self.oldest is not None and self.first_known(at) <= self.oldest
 
     # --- asking ------------------------------------------------------------------------------------------------------
 
     async def find(self, history: History, stretch: Stretch, way: Way, at: int | None, rows: int) -> None:
-        """Ask for older events until so many more that match are known, or nothing is left that way."""
+        """Ask for older events until ``rows`` more matches are known, or nothing is left that way."""
         wanted, names, before = self.wanted, history.names, len(self.far)
         if way == "oldest":
             _, self.oldest = await stretch(0, 0)
@@ -160,34 +160,34 @@ class Trail:
                 return
 
     def _take(self, history: History, events: list[Event], way: Way, first: int, last: int) -> bool:
-        """These are all events from ``first`` up to ``last``; False when there is nothing that way."""
+        """Take all events from ``first`` up to ``last``; False when there is nothing that way."""
         history.names.learn(events)
         wanted = self.wanted
-        found = [e for e in events if wanted is None or wanted.matches(e, history.state, history)]
+        matches = [e for e in events if wanted is None or wanted.matches(e, history.state, history)]
         self.examined += len(events)
         if wanted is not None:
-            found += self._named_now(history, events, wanted)
+            matches += self._named_now(history, events, wanted)
         if way == "older":
             if first >= self.far_lo:
                 return False
-            self.far = deque(sorted([*found, *self.far], key=_seq))
+            self.far = deque(sorted([*matches, *self.far], key=_seq))
             self.far_lo = first
             while len(self.far) > FAR_MAX:
                 self.far_hi = self.far.pop().seq
         else:
-            if first > self.far_hi:  # the daemon forgot what lay between
+            if first > self.far_hi:  # the daemon forgot the events between
                 self.far.clear()
                 self.far_lo = self.far_hi = first
             if last <= self.far_hi:
                 return False
-            self.far.extend(event for event in found if event.seq >= self.far_hi)
+            self.far.extend(event for event in matches if event.seq >= self.far_hi)
             self.far_hi = last
             while len(self.far) > FAR_MAX:
                 self.far_lo = self.far.popleft().seq + 1
         return True
 
     def _named_now(self, history: History, events: list[Event], wanted: Filter) -> list[Event]:
-        """Those of the events before that match now that it is known whom they are about."""
+        """The earlier nameless events that match, now that their request is known."""
         again = self._nameless
         found = [event for event in again if wanted.matches(event, history.state, history)]
         left = [
@@ -208,7 +208,7 @@ def index_at(events: Sequence[Event], seq: int) -> int:
 
 
 def backwards(events: Sequence[Event], seq: int | None) -> Iterator[Event]:
-    """From event ``seq``, None for the newest, back to the oldest."""
+    """Events from ``seq``, None for the newest, back to the oldest."""
     if seq is None:
         yield from reversed(events)
         return

@@ -37,7 +37,7 @@ def sooner(state: CacheState, hold: HoldFacts) -> str:
 
 
 def waits_for(mirror: Mirror, slot: SlotFacts, mono_ns: int) -> str:
-    """A few words; empty when the slot works."""
+    """The thing that a slot waits for, in a few words; empty when the slot works."""
     state = mirror.state
     if state is None:
         return ""

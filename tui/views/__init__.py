@@ -19,7 +19,7 @@ from .why import Why
 
 
 def all_views() -> list[View]:
-    """One of each, at the places that ``desk`` names; the help is the last."""
+    """A new object of every view, at the place that ``desk`` names; the help is the last."""
     return [
         Overview(), Slots(), SlotView(), Timeline(), Transfers(), Tiers(), Breaks(), Record(), Log(), Warnings(),
         Why(), Help(),

@@ -1,6 +1,6 @@
-"""Breakpoints and holds: what is armed, what stands still, and what it keeps from the others.
+"""Breakpoints and holds: the armed breakpoints, the held slots, and the blocks that each hold pins.
 
-Law of this file: a hold tells when it resumes by itself, and what it pins until then.
+Law of this file: a hold tells when it resumes by itself, and the blocks that it pins until then.
 """
 
 from typing import Final
@@ -38,7 +38,7 @@ INSIDE_ROWS = 8
 IN_FULL_ROWS = 3
 WHEN_WIDTH = 72
 WIDE = 120
-"""From here on matches and conditions have room, and holds tell where they stand still."""
+"""Columns from which matches and conditions have room, and each hold names its place."""
 EXAMPLES = (
     ("to onboarding once", "the next request that begins to load its prefix"),
     ("to preempted request chat-* max 10s", "each of that name that loses its blocks, for 10 s"),
@@ -56,7 +56,7 @@ def _when_at(width: int) -> int:
 
 
 def _match(known: BreakpointFacts) -> str:
-    """The requests, states, tier and route that it is narrowed to."""
+    """The requests, states, tier and route to which the breakpoint is narrowed."""
     spec = known.spec
     text = plain(spec.request)
     if spec.from_state is not None:
@@ -69,7 +69,7 @@ def _match(known: BreakpointFacts) -> str:
 
 
 def _when(spec: BreakpointSpec) -> str:
-    """Everything that a match has to pass, and what else is special about it."""
+    """The conditions that a match has to pass, and the other settings of the breakpoint."""
     return ", ".join(part for part in (
         spec.condition,
         spec.hit_condition and f"hits {spec.hit_condition}",
@@ -97,7 +97,7 @@ ENABLED: Final[Column[BreakpointFacts]] = Column(
 SITE: Final[Column[BreakpointFacts]] = Column(
     name="SITE", width=16, cell=lambda known, size, glyphs: [Span(known.spec.site.label, "text")],
     title="site", value=lambda known: known.spec.site.label,
-    field=Field("site", Kind.WORD, lambda known, s, m: known.spec.site, "Where it looks.", words_of(Site),
+    field=Field("site", Kind.WORD, lambda known, s, m: known.spec.site, "The site that it watches.", words_of(Site),
                 ordered=False))
 MATCH: Final[Column[BreakpointFacts]] = Column(
     name="MATCH", width=lambda width: _when_at(width) - 28 if width >= WHEN_WIDTH else 0,
@@ -116,11 +116,11 @@ HITS: Final[Column[BreakpointFacts]] = Column(
 ACTION: Final[Column[BreakpointFacts]] = Column(
     name="ACTION", width=9, gap=2, cell=lambda known, size, glyphs: [Span(_action(known.spec), "text")],
     title="action", value=lambda known: known.spec.action.label,
-    field=Field("action", Kind.WORD, lambda known, s, m: known.spec.action, "What it does.",
+    field=Field("action", Kind.WORD, lambda known, s, m: known.spec.action, "The action at a hit.",
                 words_of(BreakpointAction), ordered=False))
 OWNER: Final[Column[BreakpointFacts]] = Column(
     title="owner", value=lambda known: known.owner,
-    field=Field("owner", Kind.TEXT, lambda known, s, m: known.owner, "Who set it.", ordered=False))
+    field=Field("owner", Kind.TEXT, lambda known, s, m: known.owner, "The owner of the breakpoint.", ordered=False))
 MESSAGE: Final[Column[BreakpointFacts]] = Column(title="message", value=lambda known: known.message)
 TARGET: Final[Column[BreakpointFacts]] = Column(
     field=Field("to", Kind.WORD, lambda known, s, m: known.spec.to_state, "The state it waits for.",
@@ -179,8 +179,8 @@ class Breaks(View):
 
     def _breakpoints(self, desk: Desk, state: CacheState, width: int) -> list[Line]:
         if not state.breakpoints:
-            text = " b sets one: on the selected slot, or on every slot that enters a state."
-            return [Row().put(text if desk.may_control else " Nobody has set one.", "muted").line()]
+            text = " b sets a breakpoint on the selected slot, or on every slot that enters a state."
+            return [Row().put(text if desk.may_control else " No breakpoint is set.", "muted").line()]
         places = table.layout(SHOWN, width)
         lines = [table.header(places)]
         numbers = listed(desk, state)
@@ -221,7 +221,7 @@ class Breaks(View):
 
     def _holds(self, desk: Desk, state: CacheState, width: int) -> list[Line]:
         if not state.holds:
-            return [Row().put(" nobody is held", "muted").line()]
+            return [Row().put(" no slot is held", "muted").line()]
         lines: list[Line] = []
         mono = desk.mono()
         for hold in list(state.holds.values())[:HOLDS_SHOWN]:
@@ -320,7 +320,7 @@ class Breaks(View):
 
 
 def _examples(desk: Desk, width: int) -> list[Line]:
-    """Example breakpoints, for a person who has never set one."""
+    """Example breakpoints, for a person without experience of them."""
     lines = [desk.title("EXAMPLES", "to type behind b; a verdict stands below while typing")]
     for typed, meaning in EXAMPLES:
         row = Row().put(f" {typed}", "text")
@@ -332,8 +332,8 @@ def _examples(desk: Desk, width: int) -> list[Line]:
 
 
 def _in_full(known: BreakpointFacts, width: int) -> list[Line]:
-    """The chosen breakpoint as it would be typed, and whose it is."""
-    text = plain(f"{spell(known.spec)}   by {known.owner}" + (", who is away" if known.away else ""))
+    """The chosen breakpoint as typed text, with its owner."""
+    text = plain(f"{spell(known.spec)}   by {known.owner}" + (" (away)" if known.away else ""))
     return [Row().put(f"      {line}", "muted").line() for line in wrap(text, max(20, width - 8))[:IN_FULL_ROWS]]
 
 
@@ -362,16 +362,16 @@ def _ended(desk: Desk, width: int, height: int) -> list[Line]:
 
 
 def _inside(desk: Desk, state: CacheState, hold: HoldFacts, width: int, height: int) -> list[Line]:
-    """The breakpoints that stopped it, its snapshot, and the events that led there."""
+    """The breakpoints of a hold, the snapshot of its slot, and the events that led there."""
     slot = state.slots[hold.slot]
     info = SlotRow(desk.mirror, slot, desk.mono())
     pins = ", ".join(f"{blocks} {tier}" for tier, blocks in pinned(state, slot)) or "nothing"
-    who = Row().put("      by ", "muted").put(breakpoints_text(hold.breakpoints), "text")
-    who.put(f" at {hold.site.label}, {plain(hold.owner) or 'nobody'}", "muted").put(f"; pins {pins}", "caution")
+    source = Row().put("      by ", "muted").put(breakpoints_text(hold.breakpoints), "text")
+    source.put(f" at {hold.site.label}, {plain(hold.owner) or 'no owner'}", "muted").put(f"; pins {pins}", "caution")
     early = sooner(state, hold)
-    fits = who.x + len(early) + 3 < width
+    fits = source.x + len(early) + 3 < width
     if early and fits:
-        who.put(f"; {early}", "caution")
+        source.put(f"; {early}", "caution")
     left = [Row().put(" SNAPSHOT", "title").line()]
     pool = state.pools[slot.device_pool] if slot.device_pool is not None else None
     facts = [
@@ -398,7 +398,7 @@ def _inside(desk: Desk, state: CacheState, hold: HoldFacts, width: int, height: 
                 right.append(Row().to(7 if width >= WIDE else 0).put(told, "faint").line())
             if len(right) >= height:
                 break
-    above = [who.line("", width)]
+    above = [source.line("", width)]
     if early and not fits:
         above.append(Row().put(f"      {early}", "caution").line())
     return [*above, *beside(left, right[: max(1, height - len(above))], 37)][:height]

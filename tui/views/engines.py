@@ -44,17 +44,17 @@ def engines_section(desk: Desk, state: CacheState, width: int) -> list[Line]:
 
 
 _COLUMNS = (("blocks", 31, 0), ("reusable", 41, 0), ("only here", 52, 0), ("stored/s", 62, 63), ("evict/s", 71, 72))
-"""Name, end, and the width below which it is left out."""
+"""Name and end of each column, and the width up to which the column is left out."""
 
 
 def engine_name(desk: Desk, source: int) -> str:
-    """Its name as the daemon tells it, else its number; on a recording only that is known."""
+    """The engine's name from the daemon, else its number; a recording has numbers only."""
     told = desk.mirror.sources.told.get(source)
     return plain(told.name) if told is not None and told.name else f"engine {source}"
 
 
 def rank_of(state: CacheState, source: int) -> int | None:
-    """Its data-parallel rank; None when it has none or speaks for several."""
+    """The engine's data-parallel rank; None without a rank, and for an engine that reports for several ranks."""
     ranks = {pool.info.dp_rank for pool in pools_of(state, source)}
     return ranks.pop() if len(ranks) == 1 else None
 
@@ -74,7 +74,7 @@ def _engine(desk: Desk, state: CacheState, source: int, width: int) -> list[Line
 
 
 def _history(desk: Desk, state: CacheState, source: int) -> list[Piece]:
-    """True if it is to be believed, what was lost, and when it reported last."""
+    """The reliability of the engine's reports: losses, restarts, and the time since its last report."""
     seen, told = desk.mirror.sources.of(source), desk.mirror.sources.told.get(source)
     following = told.following if told is not None else None
     pieces = []
@@ -108,7 +108,7 @@ def _cost(desk: Desk, source: int) -> list[Piece]:
     cost = told.cost if told is not None else None
     if cost is None:
         why = "a recording does not hold" if desk.recording else "the daemon has not told"
-        return [Piece(f"tap: what it costs its engine {why}")]
+        return [Piece(f"tap: {why} its cost")]
     call = f"{cost.call_ns / cost.calls / 1_000:.1f} µs a call" if cost.calls else f"{UNKNOWN} a call"
     part = f"{100 * cost.call_ns / cost.step_ns:.2f} % of a step" if cost.step_ns else f"{UNKNOWN} of a step"
     step = f"step {spoken(cost.step_ns // cost.steps)}" if cost.steps else f"step {UNKNOWN}"
@@ -139,7 +139,7 @@ def legend(width: int) -> Line:
 
 
 def _wrapped(pieces: list[Piece], width: int, role: str, indent: int = 1) -> list[Line]:
-    """Pieces in a row, those that do not fit in the next one."""
+    """Pieces in rows; pieces that do not fit go to the next row."""
     lines: list[Line] = []
     row = Row().put(" " * indent)
     start = row.x
@@ -173,7 +173,7 @@ def _pool(desk: Desk, state: CacheState, pool: PoolFacts, width: int, *, told: b
         pool.info.authority is Authority.OBSERVED and len(desk.mirror.steps) > 0)
 
     def rate(of: Sums | None) -> str:
-        """Nothing stored or evicted while it reported is 0; before its first report it is unknown."""
+        """The text of a rate: 0 for an engine that has reported, unknown before its first report."""
         if over:
             return UNKNOWN
         told = per_second((of.rate(now) or 0.0) if of is not None else 0.0 if heard else None)

@@ -1,4 +1,4 @@
-"""Help: the keys of the view on the screen, those that work everywhere, and the words that may need a word.
+"""Help: the keys of the view on the screen, the keys of every view, and the terms that need an explanation.
 
 Law of this file: only keys that exist are listed.
 """
@@ -36,7 +36,7 @@ THIRD = 84
 
 
 def _words(desk: Desk, width: int, room: int) -> list[Line]:
-    """The view's words, each with what it means, as many as fit whole."""
+    """The view's words with their meanings, as many as fit whole."""
     lines: list[Line] = []
     for word, meaning in desk.view.words:
         pieces = wrap(f"{word}: {meaning}", width - 3)
@@ -77,7 +77,7 @@ class Help(View):
         if told or third:
             mine += [("", ""), *PILLS]
         else:
-            told = _words(desk, 38, room)  # what is on this view is more than what may stand before it
+            told = _words(desk, 38, room)  # the words of the view are worth more rows than the pills
         if third and told:
             lines[0] = Row().add(lines[0]).to(THIRD).put("WORDS", "title").line(lines[0].ground)
         lefts = [Row().put(f" {desk.glyphs.keys(key)}", "key").to(12).put(word, "muted").line() for key, word in mine]

@@ -25,13 +25,13 @@ from ..model.numbers import count, cut, per_second, plain, plural, spoken
 from ..model.trail import Trail, backwards, index_at
 
 CAUSE_FROM = 120
-"""Columns from which a row tells its stimulus, and the iteration where it knows one."""
+"""Columns from which a row tells its stimulus, and the iteration of a move."""
 FIELDS_FROM = 180
 """Columns from which a row has its fields, too."""
 _TOLD = frozenset({"seq", "at_ns", "cause"})
 """Fields that have a place of their own."""
 STRETCHES_LOOKED_AT = 512
-"""Stretches that were passed over, looked at for one screen."""
+"""Stretches of passed-over events that are considered for one screen."""
 FOLD_RATE = 200
 """Events a second above which equal events in a row fold while following, because no person reads so many."""
 FOOT_ROWS = 5
@@ -48,26 +48,26 @@ def event_table(desk: Desk, events: Iterable[Event]) -> Table:
 
 
 def fields(event: Event, limit: int) -> Iterator[tuple[str, str]]:
-    """Name and value of what the event says, each value within ``limit`` characters."""
+    """Name and value of each field of the event, each value within ``limit`` characters."""
     for name in type(event).__struct_fields__:
         if name not in _TOLD:
             yield name, plain(field_text(name, getattr(event, name), limit)) or "–"
 
 
 def event_line(desk: Desk, event: Event, width: int, *, chosen: bool = False, folded: int = 0) -> Line:
-    """Time, seq, kind, subject and text. ``folded`` more of its kind stood right before it."""
+    """Time, seq, kind, subject and text. ``folded`` equal events right before it share the row."""
     wide = width >= 100
-    who = concerns(event, desk.mirror)
+    subject = concerns(event, desk.mirror)
     row = Row().put(desk.glyphs.select if chosen else " ", "selbar")
     row.put(desk.times.text(event.at_ns, millis=True), "muted")
     row.right(count(event.seq), row.x + (11 if wide else 10), "faint")
     row.put("  " if wide else " ")
     kind = row.x
     row.put(cut(type(event).__name__, 20 if wide else 18), "text").to(kind + (22 if wide else 19))
-    if who:
-        row.spans([request(who, 20 if wide else 13, "strong" if who == desk.selected else "text")])
+    if subject:
+        row.spans([request(subject, 20 if wide else 13, "strong" if subject == desk.selected else "text")])
         row.to(row.x + 2 if wide else row.x + 1)
-        row.zone(0, ("select", who), width)
+        row.zone(0, ("select", subject), width)
     if folded:
         row.put(f"+{count(folded)}  ", "text")
     row.put(cut(plain(describe(event, desk.mirror)), max(0, width - 1 - row.x)), "muted")
@@ -102,9 +102,9 @@ def _rest(row: Row, event: Event, width: int) -> None:
 def event_foot(desk: Desk, event: Event, width: int, rows: int) -> list[Line]:
     """The whole chosen event in at most ``rows`` lines: its time by both clocks, its stimulus, and every field."""
     head = Row().put(f" seq {count(event.seq)}  ", "text").put(type(event).__name__, "strong")
-    who = concerns(event, desk.mirror)
-    if who:
-        head.put("  ").spans([request(who, 40, "text")])
+    subject = concerns(event, desk.mirror)
+    if subject:
+        head.put("  ").spans([request(subject, 40, "text")])
     head.put(f"  {cut(plain(describe(event, desk.mirror)), max(0, width - 4 - head.x))}", "muted")
     lines = [head.line("" if desk.tall else "bar", width)]
     pieces = [("at", desk.times.whole(event.at_ns)), ("stimulus", count(event.cause)), *fields(event, width - 24)]
@@ -118,7 +118,7 @@ def event_foot(desk: Desk, event: Event, width: int, rows: int) -> list[Line]:
 
 
 class Passed(msgspec.Struct, frozen=True):
-    """Stretches that were passed over, with nothing to show between them."""
+    """Stretches of passed-over events with no shown event between them."""
 
     first: int
     last: int
@@ -131,8 +131,8 @@ class Log(View):
     schema = EVENTS
     words = (
         ("seq", "number of the event; none is missing between two"),
-        ("stimulus", "number of the call that caused it: equal ones happened at once"),
-        ("op", "a copy; candidate: one that is planned"),
+        ("stimulus", "number of the call that caused it: events with an equal number happened at once"),
+        ("op", "a copy; a candidate is a planned copy"),
     )
 
     def __init__(self) -> None:
@@ -145,7 +145,7 @@ class Log(View):
         """True if the reader waits for the oldest page."""
 
     def body(self, desk: Desk, width: int, height: int) -> list[Line]:
-        """The newest events, or those up to where the reader stopped."""
+        """The newest events, or the events up to the place where the reader stopped."""
         self.page = max(1, height - 2)
         trail = self._trail(desk)
         self._hold_on(trail)
@@ -188,7 +188,7 @@ class Log(View):
         return trail
 
     def _hold_on(self, trail: Trail) -> None:
-        """The place where the reader stopped is kept as long as its events are; then the oldest ones are shown."""
+        """Keep the reader's place as long as its events are kept; then move the place to the oldest events."""
         if self._to_oldest and trail.oldest is not None and (
             trail.near_first <= trail.oldest or trail.far_lo <= trail.oldest < trail.far_hi
         ):
@@ -234,10 +234,10 @@ class Log(View):
         return max(0, desk.mirror.log[-1].seq - self.last_seq)
 
     def _shown(self, desk: Desk, rows: int, fold: bool) -> list[tuple[Event | SeenGap | Passed, int]]:
-        """The last ``rows`` events that match, each with how many like it were folded into it.
+        """The last ``rows`` events that match, each with the number of equal events that were folded into its row.
 
-        Gaps, and what was passed over, stand at their place. Where too few stand before the place of the reader, the
-        place moves on to those behind it.
+        Gaps and passed-over events stand at their place. If too few rows stand before the place of the reader, the
+        place moves on to the rows behind it.
         """
         found = self._before(desk, self.last_seq, rows, fold)
         if self.last_seq is not None and len(found) < rows:
@@ -251,7 +251,7 @@ class Log(View):
     def _before(
         self, desk: Desk, newest: int | None, rows: int, fold: bool
     ) -> list[tuple[Event | SeenGap | Passed, int]]:
-        """The last ``rows`` that match up to the event ``newest``."""
+        """The last ``rows`` events that match, up to the event ``newest``."""
         trail = desk.mirror.trail
         marks: list[SeenGap | Stretch] = [gap for gap in desk.mirror.gaps if newest is None or gap.last <= newest]
         marks += desk.mirror.coverage.before(newest, STRETCHES_LOOKED_AT)
@@ -319,9 +319,9 @@ class Log(View):
 
     def _choose(self, desk: Desk, event: Event) -> None:
         desk.event = event.seq
-        who = concerns(event, desk.mirror)
-        if who and desk.mirror.life_of(who) is not None:
-            desk.select(who)
+        subject = concerns(event, desk.mirror)
+        if subject and desk.mirror.life_of(subject) is not None:
+            desk.select(subject)
         if not self._found or event.seq < self._found[0]:
             self._scroll_to(desk, event.seq, self.page)
         elif event.seq > self._found[-1]:
@@ -335,14 +335,14 @@ class Log(View):
         self._stand(trail, events, here + step)
 
     def _scroll_to(self, desk: Desk, seq: int, below: int) -> None:
-        """The event ``below`` rows above the last row."""
+        """Scroll so that the event stands ``below`` rows above the last row."""
         trail = self._trail(desk)
         events = trail.events(seq)
         at = index_at(events, seq)
         self.last_seq = events[max(at, min(len(events) - 1, max(at + below // 2, self.page - 1)))].seq
 
     def _stand(self, trail: Trail, events: Sequence[Event], at: int) -> None:
-        """The event of this index, or the nearest one with a page before it, on the last row; the newest follows."""
+        """Put the event of this index on the last row, or the nearest event with a page before it."""
         if not events:
             return
         at = min(len(events) - 1, max(at, self.page - 1))
@@ -350,7 +350,7 @@ class Log(View):
         self.last_seq = None if newest else events[at].seq
 
     def reveal(self, desk: Desk, event: Event) -> bool:
-        """The event in the middle of the screen; it goes on standing there."""
+        """Put the event in the middle of the screen and keep it there; False when it is not known."""
         if desk.mirror.event(event.seq) is None:
             return False
         self._scroll_to(desk, event.seq, self.page)
@@ -383,7 +383,7 @@ def _end_text(desk: Desk, trail: Trail) -> str:
 
 
 def _kept_text(desk: Desk) -> str:
-    """How much of the past is in this list."""
+    """The number of kept events and the time that they span."""
     log = desk.mirror.log
     if not log:
         return "no event yet"
@@ -399,7 +399,7 @@ def _alike(desk: Desk, event: Event, other: Event | SeenGap | Passed) -> bool:
 
 
 def _add(found: list[tuple[Event | SeenGap | Passed, int]], mark: SeenGap | Stretch) -> None:
-    """One more mark, going back; stretches with nothing to show between them are one row."""
+    """Append a mark, going back in time; stretches with no shown event between them share a row."""
     last = found[-1][0] if found else None
     if isinstance(mark, SeenGap):
         found.append((mark, 0))

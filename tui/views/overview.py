@@ -1,4 +1,4 @@
-"""Overview: whether the screen can be believed, what needs a person, how well the cache works, what flows.
+"""Overview: the losses, the warnings, the hit rate, the tiers, the traffic of each route, and the slots.
 
 Law of this file: the order of sections is fixed. When they do not fit, the least useful go first: counts of states fold
 to one row, then trends go, then routes without traffic.
@@ -30,7 +30,7 @@ from .transfers import known_routes, route_numbers
 from .warnings import open_warning
 
 WINDOW_S = 60
-"""Over this time the hit rate is taken."""
+"""The window of the hit rate."""
 NEEDS_SHORT = 4
 """Rows of warnings below 36 rows of screen."""
 NEEDS_TALL = 8
@@ -45,7 +45,7 @@ THIRD = 131
 
 
 def known_window_s(desk: Desk) -> int:
-    """Seconds of that time of which this console has the events: fewer soon after it came."""
+    """Seconds of WINDOW_S whose events this console has; fewer soon after the console connected."""
     start = desk.mirror.density.start_ns
     return WINDOW_S if start is None else max(1, min(WINDOW_S, (desk.now_ns - start) // S + 1))
 
@@ -55,8 +55,8 @@ def cache_section(desk: Desk, state: CacheState, width: int, *, trends: bool = T
     asked, hits = desk.mirror.flows.hit_shares(desk.now_ns)
     total, parts, miss = shares(hits, asked)
     tiers = [tier for tier in (Tier.G1, Tier.G2, Tier.G3, Tier.G4) if hits[tier - 1] or tier is not Tier.G4]
-    what = f"of {count(asked)} prompt blocks" if asked else "no prompt yet"
-    lines = [desk.title("CACHE", f"hit rate, last {known_window_s(desk)} s, {what}")]
+    denominator = f"of {count(asked)} prompt blocks" if asked else "no prompt yet"
+    lines = [desk.title("CACHE", f"hit rate, last {known_window_s(desk)} s, {denominator}")]
     row = Row().put(" ").put(f"{total} %" if asked else "–", "strong").to(9)
     tail = Row()
     for tier in tiers:
@@ -117,7 +117,7 @@ def _tier_line(desk: Desk, state: CacheState, pool: PoolFacts, bar: int, spark: 
 def flows_section(
     desk: Desk, state: CacheState, width: int, *, trends: bool = True, busy_only: bool = False
 ) -> list[Line]:
-    """Rate, queue and latencies of every route; ``busy_only`` leaves out those without traffic."""
+    """Rate, queue and latencies of every route; ``busy_only`` leaves out routes without traffic."""
     head = Row().put(" FLOWS", "title")
     for name, end in (("rate", 21), ("queued", 29), ("moving", 37), ("p50", 45), ("p99", 53)):
         head.right(name, end, "faint")
@@ -151,7 +151,7 @@ def slots_section(
     numbers = dict.fromkeys(SlotState, 0)
     for slot in state.slots.values():
         numbers[slot.state] += 1
-    waiting = sum(numbers[one] for one in WAITING_STATES)
+    waiting = sum(numbers[state] for state in WAITING_STATES)
     held = len(state.holds)
     told = f"{count(len(state.slots))} live, {count(waiting)} waiting" + (f", {held} held" if held else "")
     head = desk.title("SLOTS", told)
@@ -200,15 +200,15 @@ def engine_section(desk: Desk, state: CacheState, cells: int) -> list[Line]:
 
 
 def waiting_section(desk: Desk, state: CacheState, rows: int, width: int, *, with_state: bool) -> list[Line]:
-    """The requests that have waited longest, and for what."""
+    """The requests that have waited longest, with the thing that each waits for."""
     mono = desk.mono()
-    found = [slot for slot in state.slots.values() if slot.hold is not None or slot.state not in
+    waiting = [slot for slot in state.slots.values() if slot.hold is not None or slot.state not in
              (SlotState.PREFILLING, SlotState.DECODING, SlotState.FINISHED)]
-    found.sort(key=lambda slot: (slot.since_ns, slot.slot))
-    head = desk.title("WAITING LONGEST", "" if found else "nobody")
+    waiting.sort(key=lambda slot: (slot.since_ns, slot.slot))
+    head = desk.title("WAITING LONGEST", "" if waiting else "no request")
     lines = [head if with_state else Line(tuple(head.spans[1:]), head.ground)]
-    names = min(24, max((len(slot.request) for slot in found[:rows]), default=0))
-    for slot in found[:rows]:
+    names = min(24, max((len(slot.request) for slot in waiting[:rows]), default=0))
+    for slot in waiting[:rows]:
         row_data = SlotRow(desk.mirror, slot, mono)
         held = slot.hold is not None
         row = Row().put(" " if with_state else "")
@@ -251,7 +251,7 @@ def nothing_yet(desk: Desk, state: CacheState) -> list[Line]:
         ]
     return [
         Row().put(f" No request yet. Connected to {plain(name)}, iteration {count(state.iteration)}.").line(),
-        Row().put(" Waiting for the first request. To see a working one: ", "muted").put("kvbm-console demo", "key")
+        Row().put(" Waiting for the first request. To see a working target: ", "muted").put("kvbm-console demo", "key")
         .line(),
     ]
 
@@ -263,8 +263,8 @@ class Overview(View):
         ("hit rate", "share of the prompt blocks asked for that some tier had; the rest is computed"),
         TIER_WORDS, ("lag", "events published that this console has not shown yet"),
         ("lost", "events that never came here"),
-        ("rec", "age of the newest event that is safe on disk; off: no recorder"),
-        ("queued", "copies that wait for their link; moving ones are on it"),
+        ("rec", "age of the newest event that is safe on disk; off means no recorder"),
+        ("queued", "copies that wait for their link; moving copies are on it"),
         ("evict/s", "blocks a second that gave their place to others"),
         ("thrash", "of the blocks evicted in the last minute, share that came back within the window"),
         ("p50 p99", "half, and 99 of 100, of the copies took no longer"),
@@ -303,7 +303,7 @@ class Overview(View):
         return hints
 
     def press(self, desk: Desk, key: str) -> bool:
-        """Up and down choose a warning, enter opens what it is about."""
+        """Up and down choose a warning, enter opens its subject."""
         last = max(0, min(len(desk.warnings), NEEDS_TALL if desk.tall else NEEDS_SHORT) - 1)
         if key in ("down", "j"):
             self.at = min(last, self.at + 1)
@@ -381,29 +381,29 @@ class Overview(View):
             self._newest = key, lines[::-1]
         return [*gap, desk.title("EVENTS", "newest last"), *self._newest[1]]
 
-    # --- what needs a person -----------------------------------------------------------------------------------------
+    # --- warnings ----------------------------------------------------------------------------------------------------
 
     def _needs(self, desk: Desk, width: int) -> list[Line]:
         warnings = desk.warnings
         lines = [desk.title("NEEDS YOU", tally(warnings))]
         most = NEEDS_TALL if desk.tall else NEEDS_SHORT
         shown = warnings[:most] if len(warnings) <= most else warnings[: most - 1]
-        who_width = min(28, max((len(w.who) for w in shown), default=0))
-        what_width = min(28, max((len(w.what) for w in shown), default=0))
+        name_width = min(28, max((len(w.who) for w in shown), default=0))
+        state_width = min(28, max((len(w.what) for w in shown), default=0))
         for index, warning in enumerate(shown):
-            lines.append(_warning_line(desk, warning, width, who_width, what_width, index == self.at and index > 0))
+            lines.append(_warning_line(desk, warning, width, name_width, state_width, index == self.at and index > 0))
         if len(shown) < len(warnings):
             lines.append(Row().put(f" +{len(warnings) - len(shown)} more", "muted").line())
         self.at = min(self.at, max(0, len(shown) - 1))
         return lines
 
 
-def _warning_line(desk: Desk, warning: Warning, width: int, who: int, what: int, chosen: bool) -> Line:
+def _warning_line(desk: Desk, warning: Warning, width: int, name: int, state: int, chosen: bool) -> Line:
     over = warning.ended_ns is not None
     row = Row().put(desk.glyphs.select if chosen else " ", "selbar")
     row.spans(words.mark(None if over else warning.level, desk.glyphs)).put(" ")
-    row.spans([words.request(warning.who, who, "muted" if over else "strong")]).to(4 + who + 2)
-    row.put(cut(warning.what, what), "muted" if over else words.LEVEL_ROLE[warning.level]).to(4 + who + 2 + what + 2)
+    row.spans([words.request(warning.who, name, "muted" if over else "strong")]).to(4 + name + 2)
+    row.put(cut(warning.what, state), "muted" if over else words.LEVEL_ROLE[warning.level]).to(4 + name + 2 + state + 2)
     key, word = warning.action
     usable = key not in ("c", "C") or desk.may_control
     wide = width >= 110 and usable

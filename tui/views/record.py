@@ -1,6 +1,6 @@
-"""Record and replay: is what happens being kept, and on a recording, where we are in it.
+"""Record and replay: the state of the recorder, or the position on a recording.
 
-Law of this file: what is on disk (synced) and what is only written are told apart, and lost events are never hidden.
+Law of this file: synced events and events that are only written are told apart, and lost events are never hidden.
 """
 
 from collections import deque
@@ -43,7 +43,7 @@ class Record(View):
         self.at = 0
         """The chosen bookmark."""
         self._sizes: deque[tuple[int, int]] = deque(maxlen=SIZES_KEPT)
-        """(local time, bytes) of what the recorder had written."""
+        """(local time, bytes that the recorder had written)."""
 
     def body(self, desk: Desk, width: int, height: int) -> list[Line]:
         """The recorder of a live target, or the whole recording."""
@@ -126,7 +126,7 @@ class Record(View):
             return lines
         hits, position = desk.actions.hits, here[0] if here is not None else 0
         if not hits.complete:
-            told = "c looks for the next one, C for the previous one"
+            told = "c looks for the next hit, C for the previous hit"
         else:
             before = sum(seq < position for seq in hits.seqs)
             told = f"{count(len(hits.seqs) + hits.dropped)}, {count(before)} in front of here"
@@ -177,7 +177,7 @@ def _here(desk: Desk, width: int) -> list[Line]:
 
 
 def _gaps(desk: Desk, width: int) -> list[Line]:
-    """On a recording those of the whole tape, live those that this console saw."""
+    """The gaps of the whole tape on a recording; live, the gaps that this console saw."""
     playback = desk.actions.playback
     gaps: Sequence[SeenGap | MissingEvents] = desk.mirror.gaps if playback is None else [
         gap for gap in playback.recording.gaps if gap.count]

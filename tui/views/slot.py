@@ -31,7 +31,7 @@ NEWS_NS = 60 * S
 SIDE = 64
 """The start of the story beside the prompt."""
 WIDE_FROM = 112
-"""Columns from which there is room for that, and for a head in one row with a name of 13 cells."""
+"""Columns from which the story fits beside the prompt, and the head fits in a row with a name of 13 cells."""
 _LIFELINES = Lifelines()
 
 
@@ -40,7 +40,7 @@ class SlotView(View):
 
     needs_requests = "A slot is one request."
     words = (
-        ("LIFE", "its states over time, below them its copies"), ("queued", "the copy waits; wire: it moves"),
+        ("LIFE", "its states over time, below them its copies"), ("queued", "the copy waits; on the wire it moves"),
         ("to do", "prompt blocks that are neither found nor computed"), *LIFE_WORDS,
     )
 
@@ -96,9 +96,9 @@ class SlotView(View):
             desk.event = life.story[len(life.story) - 1 - min(self.scroll, len(life.story) - 1)].seq
 
     def reveal(self, desk: Desk, event: Event) -> bool:
-        """Choose an event of a story; False when it stands in none."""
-        who = concerns(event, desk.mirror)
-        life = desk.mirror.life_of(who) if who else None
+        """True if the event belongs to the story of a request; its row is then chosen."""
+        name = concerns(event, desk.mirror)
+        life = desk.mirror.life_of(name) if name else None
         return life is not None and any(known.seq == event.seq for known in life.story)
 
     def rows(self, desk: Desk) -> Table | None:
@@ -123,7 +123,7 @@ class SlotView(View):
 def slot_panel(
     desk: Desk, request: str, width: int, height: int, scroll: int = 0, *, chosen: int | None = None
 ) -> list[Line]:
-    """Everything about one request in ``width`` by ``height``."""
+    """The head, life, prompt, waits and story of a request in ``width`` by ``height``."""
     life = desk.mirror.life_of(request)
     state = desk.mirror.state
     if life is None or state is None:
@@ -165,12 +165,12 @@ def _head_wide(desk: Desk, life: Life, slot: SlotFacts | None, width: int) -> li
 
 
 def _arrived(desk: Desk, life: Life) -> str:
-    """How long ago, and when by the clock that other logs have."""
+    """The age of the request, and its arrival as a time of day."""
     return f"{duration(desk.now_ns - life.opened_ns)} ago, {desk.times.text(life.opened_ns, millis=True)}"
 
 
 def _standing(desk: Desk, life: Life, slot: SlotFacts | None, row: Row, width: int, gap: str, bar: int) -> Line:
-    """How it stands: held with its countdown, or its state, age and wait."""
+    """The present state of the slot: held with its countdown, or its state, age and wait."""
     glyphs, mono, state = desk.glyphs, desk.mono(), desk.mirror.state
     if slot is None or state is None:
         ended = duration(desk.now_ns - (life.closed_ns or 0))
@@ -204,7 +204,7 @@ def _standing(desk: Desk, life: Life, slot: SlotFacts | None, row: Row, width: i
 
 
 def _went_on(desk: Desk, life: Life, row: Row, width: int, gap: str) -> Line:
-    """The row, with why the last hold of this request ended, while that is news."""
+    """The row with the reason why the last hold of this request ended, for NEWS_NS after its end."""
     ended = next((
         entry for entry in reversed(desk.mirror.ended_holds.last)
         if entry.request == life.request and entry.hold is not None
@@ -294,7 +294,7 @@ def _prompt(desk: Desk, life: Life, slot: SlotFacts | None, width: int) -> list[
     size = prompt.block_tokens
     present = {pool.info.tier for pool in desk.mirror.state.pools}
     generated = max(0, prompt.reached - slot.prompt_tokens)
-    for gap in ("   ", "  ", " "):  # nothing of it is cut as long as it fits
+    for gap in ("   ", "  ", " "):  # the widest legend that fits whole
         legend = Row().put(" ")
         for tier in (Tier.G1, Tier.G2, Tier.G3):
             known = str(prompt.found[tier - 1] // size) if tier in present else "–"

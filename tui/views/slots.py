@@ -114,7 +114,7 @@ class Slots(View):
     schema = SCHEMA
     needs_requests = "Slots are requests."
     words = (
-        ("slot", "one request from its arrival until nothing of it is left"),
+        ("slot", "the record of a request, from its arrival until its last copy has ended"),
         ("PROMPT", "its prompt: blocks found in G1, G2, G3, then computed, then still to do"),
         ("OPS", "its copies that have not ended"), ("need", "those with trouble first, then those that wait"),
         *LIFE_WORDS,

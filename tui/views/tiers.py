@@ -1,4 +1,4 @@
-"""Tiers: the contents of each pool, and whether the tier pays back.
+"""Tiers: the contents of each pool, and the benefit of the tier.
 
 Law of this file: the five conditions add up to the capacity. A hit rate stands beside the number of blocks that were
 asked of this tier.
@@ -30,7 +30,7 @@ _ORDER = (Condition.REFERENCED, Condition.WRITING, Condition.CACHED, Condition.Q
 CHART_ROWS = 7
 SCROLL_PAGE = 10
 MAP_ROWS = 16
-"""Of a map beside others: more would only push its numbers away from its name."""
+"""Rows of a map beside other maps: more rows would only push its numbers away from its name."""
 
 
 MEDIA = {Tier.G1: "device", Tier.G2: "host", Tier.G3: "disk", Tier.G4: "remote"}
@@ -41,20 +41,20 @@ class Tiers(View):
 
     words = (
         TIER_WORDS, ("referenced", "in use by a live request"), ("writing", "being copied in"),
-        ("cached", "kept for whoever asks for it again"), ("hit", "found here, of the blocks asked for here"),
+        ("cached", "kept for the next request that needs it"), ("hit", "found here, of the blocks asked for here"),
         ("thrash", "of the blocks evicted in the last minute, share that came back within the window"),
-        ("again", "time from an eviction until a prompt asked for the block again; short: the tier is too small"),
-        ("BOUND", "what the best possible eviction would have reached"),
+        ("again", "time from an eviction until a prompt asked for the block again; a short time means a small tier"),
+        ("BOUND", "hit rate of the best possible eviction"),
     )
 
     def __init__(self) -> None:
         self.by_place = False
         self.top = 0
         self.spare = 0
-        """Rows that do not fit: how far it scrolls."""
+        """Rows that do not fit, so the view scrolls by as many."""
 
     def body(self, desk: Desk, width: int, height: int) -> list[Line]:
-        """Real engines, then one block for each pool with places of its own; scrolled where that is too much."""
+        """Real engines, then a section for each pool with places of its own; scrolled if the rows do not fit."""
         state = desk.mirror.facts
         if not state.pools:
             return [Row().put(" No pool is known yet.", "muted").line()]
@@ -72,7 +72,7 @@ class Tiers(View):
     def _pools(
         self, desk: Desk, state: CacheState, pools: list[PoolFacts], width: int, height: int
     ) -> list[Line]:
-        """One block for each pool, side by side from 200 columns; then occupancy over ten minutes."""
+        """A section for each pool, side by side on a wide screen; then occupancy over ten minutes."""
         pools = sorted(pools, key=lambda pool: (pool.info.tier, pool.info.pool))
         gap = [BLANK] if desk.tall else []
         maps = 3 if desk.tall else 1
@@ -109,8 +109,8 @@ class Tiers(View):
         head.put(f"  {count(pool.resident_blocks)}{'?' if doubt else ''}/{count(capacity)}",
                  "stale" if over else "caution" if doubt else "text")
         medium, rule = plain(pool.info.medium), _rule(desk, pool)
-        who = "engine" if pool.info.authority is Authority.OBSERVED else pool.info.authority.label
-        told = (f"   {medium}, decided by the {who}{rule}", f"   {medium}{rule}", f"   {medium}",
+        decider = "engine" if pool.info.authority is Authority.OBSERVED else pool.info.authority.label
+        told = (f"   {medium}, decided by the {decider}{rule}", f"   {medium}{rule}", f"   {medium}",
                 "")
         if doubt:
             told = (f"   {medium}: reports were lost, counts are doubtful until it clears",
@@ -198,7 +198,7 @@ def _conditions(desk: Desk, pool: PoolFacts, width: int) -> Line:
 
 
 def _numbers(desk: Desk, pool: PoolFacts, width: int) -> Line:
-    """Evictions, thrash, and hits of what was asked here: what the nearer tiers did not have."""
+    """Evictions, thrash, and the hit rate among the blocks that the nearer tiers did not have."""
     flows, now, tier = desk.mirror.flows, desk.now_ns, pool.info.tier
     evicted = flows.evicted.get(pool.info.pool)
     cells = 20 if width >= 110 else 8
@@ -239,7 +239,7 @@ def _again_ages(state: CacheState, pool: PoolFacts) -> tuple[int | None, int | N
 
 
 def _asked_again(state: CacheState, pool: PoolFacts, width: int) -> Line:
-    """How soon what was evicted here was missed: the row below thrash, where there is room for one."""
+    """The times from an eviction to the next request for the block, as the row below thrash."""
     half, most, blocks = _again_ages(state, pool)
     row = Row().put(" asked again ", "muted")
     if not blocks:
@@ -252,7 +252,7 @@ def _asked_again(state: CacheState, pool: PoolFacts, width: int) -> Line:
 
 
 def _prefetched(state: CacheState, pool: PoolFacts) -> str:
-    """Of the host tier: what share of the blocks fetched ahead was used, and whether only probes are fetched."""
+    """The share of the blocks fetched ahead that was used, and the limit to probes. Empty but for the host tier."""
     precision = state.totals.prefetch_precision()
     if pool.info.tier is not Tier.G2 or precision is None:
         return ""

@@ -35,7 +35,7 @@ from ..model.slots import limits
 from ..model.timeline import LIVES, LifeOrder
 
 PASSED_TEXT_MIN: Final = 16
-"""Cells of a run that has room to say what it is."""
+"""Cells of a run that has room for its label."""
 RETRY_NS: Final = S
 """How often an effect that is not there yet is looked for again."""
 CELL_MAX_NS: Final = 60 * 60 * S
@@ -55,7 +55,7 @@ HEADS_MAX: Final = 1_024
 
 
 def minimap(desk: Desk, window: Window, width: int, left: int, now: int) -> Line:
-    """Event density of all that is known with the window in brackets; on a recording a click seeks."""
+    """Density of all known events, with the window in brackets; on a recording a click seeks."""
     cells = window.cells
     density = desk.mirror.density
     playback = desk.actions.playback
@@ -65,7 +65,7 @@ def minimap(desk: Desk, window: Window, width: int, left: int, now: int) -> Line
         return row.zone(left, ("seek", left, cells)).line("", width)
     start = density.start_ns if density.start_ns is not None else now
     span = max(1, now - start)
-    named = "whole run" if start < S else "last"  # the daemon remembers no more of what was before this console
+    named = "whole run" if start < S else "last"  # the daemon remembers no older events
     row = Row().put(f" {named} {duration(span)}", "muted").to(left)
     known: list[float | None] = [float(value) for value in density.counts]
     text = "".join(span.text for span in bars.trend(resample(known, cells, mean=False), desk.glyphs)) if known else ""
@@ -127,7 +127,7 @@ def passed_cells(desk: Desk, window: Window) -> list[tuple[int, int]]:
 def over_line(
     labels: list[tuple[int, str, str]], passed: list[tuple[int, int]], left: int, width: int, gap: str
 ) -> Line:
-    """(cell of the row, text, role) above the cells; under them those in which events were passed over."""
+    """Labels, each (cell of the row, text, role), above the cells; below them the cells of passed-over events."""
     cells = [(" ", "text")] * width
     for first, last in passed:
         size = last - first + 1
@@ -176,7 +176,7 @@ def legend(desk: Desk, width: int) -> Line:
 
 
 def steps(life: Life) -> list[tuple[int, int]]:
-    """(seq, time) of everything of a life that the cursor can stand on."""
+    """(seq, time) of every event of a life, because the cursor can stand on each."""
     known = {event.seq: event.at_ns for event in life.story}
     known.update({move.seq: move.start_ns for move in life.moves if move.seq is not None})
     return sorted(known.items())
@@ -188,7 +188,7 @@ def find(desk: Desk, life: Life, seq: int) -> Event | None:
 
 
 class Traced(msgspec.Struct):
-    """Cause and effect of one event, kept: looking for them each frame would cost a frame."""
+    """Cause and effect of an event, kept because the search would take a whole frame each time."""
 
     seq: int
     cause: Event | None
@@ -251,7 +251,7 @@ class EventFeet:
         return [first.line("", width - 1), second.line("", width - 1)]
 
     def _between(self, desk: Desk, life: Life, cursor_ns: int, width: int) -> Line:
-        """The cursor stands between two events: in which state, and since when."""
+        """The row for a cursor between two events: the state there and its beginning."""
         row = Row().put(" ")
         if width >= 100:
             row.put(f"−{duration(desk.now_ns - cursor_ns)}", "strong")
@@ -282,19 +282,19 @@ class Timeline(View):
     schema = LIVES
     needs_requests = "The timeline shows requests over time."
     words = (
-        ("cell", "one column: how much time it stands for"),
+        ("cell", "a column; the axis tells its time"),
         ("gap", "events that are not known; nothing is drawn there"),
         ("past its limit", "longer in one state than 4 × what 99 of 100 need"), *LIFE_WORDS,
     )
 
     def __init__(self) -> None:
         self.cell_ns: int | None = None
-        """None: chosen so that the picture is full."""
+        """The width of a cell; None for a width that fills the picture."""
         self.end_ns: int | None = None
         """The right edge; None follows the live edge."""
         self.cursor_ns: int | None = None
         self.inside: int | None = None
-        """The chosen transfer below the selected row, while ``tab`` is in there."""
+        """The chosen transfer below the selected row, while ``tab`` is in the transfers."""
         self.feet = EventFeet()
         self.top = 0
         self.order = LifeOrder()
@@ -352,7 +352,7 @@ class Timeline(View):
         return [*lines, *rows, *feet]
 
     def _in_sight(self, desk: Desk, lives: list[Life]) -> list[Life]:
-        """Without lives outside a window that a person chose, but with the selected life."""
+        """The lives in a window that a person chose, and the selected life."""
         if self.cell_ns is None:
             return lives
         start, end = self.window.start_ns, self.window.end_ns
@@ -362,11 +362,11 @@ class Timeline(View):
         ]
 
     def _empty(self, desk: Desk) -> list[Line]:
-        """Why there is no row."""
+        """The reason for an empty list."""
         wanted, known = desk.filters.get(TIMELINE), len(desk.mirror.lives) + len(desk.mirror.past)
         if wanted is None or self._lives(desk):
-            what = "No request is in this window; f follows, 0 fits." if known else "No request is known here yet."
-            return [Row().put(f" {what}", "muted").line()]
+            reason = "No request is in this window; f follows, 0 fits." if known else "No request is known here yet."
+            return [Row().put(f" {reason}", "muted").line()]
         row = Row().put(f" 0 of {plural(known, 'request')} match  ", "text").put(plain(wanted.text), "muted")
         return [row.put("   esc", "key").put("  clear", "muted").line()]
 
@@ -527,7 +527,7 @@ class Timeline(View):
         return True
 
     def _enter_transfers(self, desk: Desk) -> None:
-        """Into the transfers of the selected row, or out again."""
+        """Enter the transfers of the selected row, or leave them."""
         life = desk.life
         known = self._shown_transfers(life, self.window) if life is not None else []
         self.inside = known[0].candidate if known and self.inside is None else None
@@ -543,7 +543,7 @@ class Timeline(View):
         self.inside = None
 
     def reveal(self, desk: Desk, event: Event) -> bool:
-        """The cursor on an event of the selected request."""
+        """Put the cursor on an event of the selected request; False for another request's event."""
         life = desk.life
         if life is None or find(desk, life, event.seq) is None:
             return False

@@ -33,7 +33,7 @@ from ..model.series import resample
 ENDED_SHOWN_NS: Final = 10 * S
 ROWS_MAX: Final = 200
 ENDED_ROWS_MAX: Final = 60
-"""Ended transfers shown behind the open ones; a screen has no more."""
+"""Ended transfers shown behind the open transfers; a screen has no more."""
 FAULT_NS: Final = 30 * S
 """A started copy of which a rank has been silent for so long is a fault."""
 HISTOGRAM_LOW_NS: Final = 100_000
@@ -51,7 +51,7 @@ class TransferLine(msgspec.Struct):
 
     @property
     def role(self) -> str:
-        """How its values are written: open transfers stand out."""
+        """The role of its values: open transfers stand out."""
         return "text" if self.transfer.open else "muted"
 
 
@@ -223,7 +223,7 @@ SCHEMA: Final = Schema("a transfer", [
 
 
 def telling(rows: list[TransferLine]) -> frozenset[str]:
-    """The headings of stamps that are later than the plan in some row: the others say nothing but 0."""
+    """The headings of stamps that are later than the plan in some row; other stamps would be 0 in every row."""
     return frozenset(
         column.name for column in STAMPS
         if any((_stamp_ns(row.transfer, column.name) or 0) > row.transfer.planned_ns for row in rows)
@@ -236,7 +236,7 @@ class Transfers(View):
     schema = SCHEMA
     needs_requests = "Transfers are copies for requests."
     words = (
-        ("queued", "waits for its link; moving: on it"), ("p50 p99", "half, and 99 of 100, took no longer"),
+        ("queued", "waits for its link; a moving copy is on it"), ("p50 p99", "half, and 99 of 100, took no longer"),
         ("promoted", "decided: places are reserved, the copy runs or waits for its link"),
         ("skipped", "decided against; the reason says why"), ("RANKS", "workers that reported, of all"),
         ("OP", "number of the copy"),
@@ -250,7 +250,7 @@ class Transfers(View):
         self.numbers: list[int] = []
         self.order = Order(SHOWN)
         self._shape: tuple[int, str, frozenset[str]] = (0, "", frozenset())
-        """The width, the incarnation and its stamps that tell something: stamps are added and do not go again."""
+        """The width, the incarnation and its shown stamps; a stamp that was shown stays."""
         self._kept: table.KeptRows[TransferLine] = table.KeptRows()
 
     def body(self, desk: Desk, width: int, height: int) -> list[Line]:
@@ -389,7 +389,7 @@ class Transfers(View):
 
 
 def _histogram(ordered: list[int], cells: int, desk: Desk) -> list[Span]:
-    """How many took how long, from 100 µs to 1 s on a logarithmic scale; what is outside counts at its end."""
+    """Counts of latencies from 100 µs to 1 s on a logarithmic scale; values outside count in the cell at that end."""
     if not ordered:
         return []
     ratio = HISTOGRAM_HIGH_NS / HISTOGRAM_LOW_NS
@@ -418,16 +418,16 @@ def _stamps(desk: Desk, transfer: Transfer, width: int) -> list[Line]:
     held = min(transfer.held(now), begun - transfer.planned_ns)
     queue = begun - transfer.planned_ns - held
     wire = end - begun if transfer.started_ns is not None else None
-    told = f" queue {spoken(queue)}, " + (f"held {spoken(held)}, " if held else "") + f"wire {spoken(wire)}"
-    cells = max(8, width - 8 - len(told) - 1)
+    parts = f" queue {spoken(queue)}, " + (f"held {spoken(held)}, " if held else "") + f"wire {spoken(wire)}"
+    cells = max(8, width - 8 - len(parts) - 1)
     glyphs = desk.glyphs
     bar = bars.stack([(queue, glyphs.queued, "muted"), (held, glyphs.hatch, "hatch"),
                       (wire or 0, glyphs.wire, "fill.onboard" if transfer.route.is_load else "fill.g1")], cells)
-    return [row.line("", width - 1), Row().to(7).spans(bar).to(7 + cells).put(told, "muted").line("", width - 1)]
+    return [row.line("", width - 1), Row().to(7).spans(bar).to(7 + cells).put(parts, "muted").line("", width - 1)]
 
 
 def known_routes(desk: Desk) -> list[Route]:
-    """Routes that can be used, or were: offloads and loads between the pools that exist, near ones first."""
+    """The routes between the pools that exist, and every route that was used; near routes first."""
     state = desk.mirror.state
     tiers = {pool.info.tier for pool in state.pools} if state is not None else set()
     usual = [Route.G1_G2, Route.G2_G1, Route.G2_G3, Route.G3_G1, Route.G3_G2]

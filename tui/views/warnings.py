@@ -27,13 +27,13 @@ LINT: Final[Column[Warning]] = Column(
     field=Field("lint", Kind.TEXT, lambda warning, s, m: warning.lint, "The rule that found it.", ordered=False))
 LEVEL: Final[Column[Warning]] = Column(
     title="level", value=lambda warning: warning.level.name.lower(),
-    field=Field("level", Kind.WORD, lambda warning, s, m: int(warning.level), "How bad.",
+    field=Field("level", Kind.WORD, lambda warning, s, m: int(warning.level), "Its level.",
                 {"fault": 0, "held": 1, "caution": 2}, ordered=False))
 SUBJECT: Final[Column[Warning]] = Column(
     gap=4, width=lambda width: 16 if width < 99 else 26,
     cell=lambda warning, size, glyphs: [Span(cut(plain(warning.who), size), "muted" if _over(warning) else "strong")],
     title="who", value=lambda warning: warning.who,
-    field=Field("request", Kind.TEXT, lambda warning, s, m: warning.request or warning.who, "Who it is about.",
+    field=Field("request", Kind.TEXT, lambda warning, s, m: warning.request or warning.who, "Its request or engine.",
                 ordered=False))
 STATE: Final[Column[Warning]] = Column(
     gap=2, width=lambda width: 20 if width < 99 else 26,
@@ -60,7 +60,7 @@ class Warnings(View):
 
     schema = SCHEMA
     words = (
-        ("limit", "from where on it is a warning"), ("evidence", "what was measured, and since which event"),
+        ("limit", "the value from which it is a warning"), ("evidence", "the measured value and its first event"),
     )
 
     def __init__(self) -> None:
@@ -69,16 +69,16 @@ class Warnings(View):
         self.top = 0
         self.page = 1
         self.last_top = 0
-        """How far the list of what is watched scrolls."""
+        """The last row from which the list of lints can be shown."""
 
     def listed(self, desk: Desk) -> list[Warning]:
         """The problems that the filter leaves, worst first."""
         return fold(self._each(desk))
 
     def _each(self, desk: Desk) -> list[Warning]:
-        """Every warning that the filter leaves, also those that are one problem together."""
+        """Every warning that the filter leaves; warnings of the same problem stay apart."""
         wanted = desk.filters.get(WARNINGS)
-        return [one for one in desk.lints.unfolded(desk.mono()) if wanted is None or wanted.matches(one)]
+        return [warning for warning in desk.lints.unfolded(desk.mono()) if wanted is None or wanted.matches(warning)]
 
     def body(self, desk: Desk, width: int, height: int) -> list[Line]:
         """The list, then the explanation of the chosen warning."""
@@ -159,7 +159,7 @@ class Warnings(View):
 
 
 def open_warning(desk: Desk, warning: Warning) -> None:
-    """Go to what a warning is about."""
+    """Go to the subject of a warning."""
     if warning.key.endswith(MANY):
         desk.go(SLOTS)
     elif warning.request is not None:
@@ -188,8 +188,8 @@ def _detail(desk: Desk, warning: Warning, width: int) -> list[Line]:
     lines = [head.line("" if desk.tall else "bar", width)]
     evidence = plain(warning.because) + (f"; since seq {count(warning.seq)}" if warning.seq is not None else "")
     parts = [("evidence", evidence), ("limit", text.threshold), ("why bad", text.bad), ("what to do", text.do)]
-    for name, told in parts:
-        for index, piece in enumerate(wrap(told, width - 15)):
+    for name, sentence in parts:
+        for index, piece in enumerate(wrap(sentence, width - 15)):
             row = Row().put(f" {name if index == 0 else ''}", "muted").to(13)
             lines.append(row.put(piece, "text" if name != "limit" else "muted").line())
     return lines

@@ -19,9 +19,10 @@ if TYPE_CHECKING:
 class Why(View):
     """The panel behind ``w``."""
 
-    needs_requests = "Why explains what a request missed."
+    needs_requests = "Why explains the misses of a request."
     words = (
-        ("never_stored", "nobody had computed this block before"), ("evicted", "it had been there and gave its place"),
+        ("never_stored", "no request had computed this block before"),
+        ("evicted", "the block was there and gave its place"),
     )
 
     def __init__(self) -> None:
@@ -31,37 +32,38 @@ class Why(View):
 
     def body(self, desk: Desk, width: int, height: int) -> list[Line]:
         """The explanation, scrolled to the chosen miss."""
-        told = desk.actions.explained
-        if told is None:
+        explanation = desk.actions.explained
+        if explanation is None:
             name = plain(desk.selected or "")
             missing = desk.actions.unexplained
             row = Row().put(f" {plain(missing) or 'looking at the evidence …'}", "caution" if missing else "muted")
             return [desk.title("WHY", name), row.line("", width)]
-        lines, places = self._lines(desk, told, width)
+        lines, places = self._lines(desk, explanation, width)
         at = places[min(self.at, len(places) - 1)] if places else 0
         self.top = max(0, min(self.top, at), at - height + 4)
         return lines[self.top : self.top + height]
 
-    def _lines(self, desk: Desk, told: "Explanation", width: int) -> tuple[list[Line], list[int]]:
-        """All lines, and where each miss stands."""
-        head = Row().put(" WHY", "title").put(f"   {plain(told.request)}", "strong")
-        head.put(f"  slot {told.slot}, {told.state}; {count(told.prompt_tokens)} tokens, "
-                 f"{plural(told.prompt_blocks, 'full block')}", "muted")
+    def _lines(self, desk: Desk, explanation: "Explanation", width: int) -> tuple[list[Line], list[int]]:
+        """All lines, and the line of each miss."""
+        head = Row().put(" WHY", "title").put(f"   {plain(explanation.request)}", "strong")
+        head.put(f"  slot {explanation.slot}, {explanation.state}; {count(explanation.prompt_tokens)} tokens, "
+                 f"{plural(explanation.prompt_blocks, 'full block')}", "muted")
         lines = [head.line("" if desk.tall else "bar", width)]
-        if told.occurrences > 1:
-            lines.append(Row().put(f" {told.occurrences} slots had this name; this is the last one", "muted").line())
+        if explanation.occurrences > 1:
+            text = f" {explanation.occurrences} slots had this name; the last of them is shown"
+            lines.append(Row().put(text, "muted").line())
         places: list[int] = []
-        for sentence in told.remarks:
+        for sentence in explanation.remarks:
             lines += [Row().put(f" {piece}", "text").line() for piece in wrap(plain(sentence), width - 3)]
-        if not told.admissions and told.clone is None:
+        if not explanation.admissions and explanation.clone is None:
             lines.append(Row().put(" no look-up and no admission is in the evidence", "muted").line())
-        for admission in told.admissions:
+        for admission in explanation.admissions:
             lines.append(_admission(admission, width))
             for run in admission.misses:
                 chosen = len(places) == self.at
                 places.append(len(lines))
                 lines += _run(desk, run, width, chosen=chosen)
-        lines += [BLANK, *_spent(desk, told, width)]
+        lines += [BLANK, *_spent(desk, explanation, width)]
         return lines, places
 
     def hints(self, desk: Desk) -> list[Hint]:
@@ -69,8 +71,8 @@ class Why(View):
 
     def press(self, desk: Desk, key: str) -> bool:
         """Choose a miss; enter goes to the event that decided it."""
-        told = desk.actions.explained
-        runs = _runs(told) if told is not None else []
+        explanation = desk.actions.explained
+        runs = _runs(explanation) if explanation is not None else []
         if key in MOVES and runs:
             self.at = moved(min(self.at, len(runs) - 1), key, len(runs), 5)
         elif key.startswith("row:"):
@@ -91,34 +93,35 @@ class Why(View):
             return
         event = desk.mirror.event(run.seq)
         if event is None:
-            desk.tell(f"seq {count(run.seq)} is older than what this console keeps", "muted")
+            desk.tell(f"seq {count(run.seq)} is older than the events that this console keeps", "muted")
             return
         desk.go(LOG)
         desk.reveal(event)
 
     def rows(self, desk: Desk) -> Table | None:
         """Every run of missed blocks."""
-        told = desk.actions.explained
-        if told is None:
+        explanation = desk.actions.explained
+        if explanation is None:
             return None
         names = ["first", "last", "blocks", "tokens", "reason", "seq", "event", "tier", "for_request", "text"]
         return names, [[
             text_of(run.first), text_of(run.last), str(run.blocks), str(run.tokens), run.reason.value, text_of(run.seq),
             run.event or "", run.tier or "", run.for_request or "", run.text,
-        ] for run in _runs(told)]
+        ] for run in _runs(explanation)]
 
 
-def _runs(told: "Explanation") -> "list[MissedRun]":
-    return [run for admission in told.admissions for run in admission.misses]
+def _runs(explanation: "Explanation") -> "list[MissedRun]":
+    return [run for admission in explanation.admissions for run in admission.misses]
 
 
-def _admission(one: "Admission", width: int) -> Line:
-    found = ", ".join(f"G{at + 1} {count(hits)}" for at, hits in enumerate(one.hits) if hits) or "nothing"
-    what = "admitted again" if one.after_preemption else "admitted" if one.admitted else "looked up, not admitted yet"
-    row = Row().put(f" {what}", "text").put(f"  seq {count(one.seq)}   found {found}; ", "muted")
-    row.put(f"{count(one.missed)} of {count(sum(one.hits) + one.missed)} blocks missed", "text")
-    if one.asked_again:
-        row.put(f"   asked again {one.asked_again} ×", "muted")
+def _admission(admission: "Admission", width: int) -> Line:
+    found = ", ".join(f"G{at + 1} {count(hits)}" for at, hits in enumerate(admission.hits) if hits) or "nothing"
+    outcome = "admitted again" if admission.after_preemption else (
+        "admitted" if admission.admitted else "looked up, not admitted yet")
+    row = Row().put(f" {outcome}", "text").put(f"  seq {count(admission.seq)}   found {found}; ", "muted")
+    row.put(f"{count(admission.missed)} of {count(sum(admission.hits) + admission.missed)} blocks missed", "text")
+    if admission.asked_again:
+        row.put(f"   asked again {admission.asked_again} ×", "muted")
     return row.line("", width - 1)
 
 
@@ -135,8 +138,8 @@ def _run(desk: Desk, run: "MissedRun", width: int, *, chosen: bool) -> list[Line
     return lines
 
 
-def _spent(desk: Desk, told: "Explanation", width: int) -> list[Line]:
-    spent = told.spent
+def _spent(desk: Desk, explanation: "Explanation", width: int) -> list[Line]:
+    spent = explanation.spent
     total = max(1, spent.total_ns)
     text = f"{duration(spent.total_ns)}" + ("" if spent.ended else " until here") + (
         "" if spent.complete else ", its beginning is not in the evidence")

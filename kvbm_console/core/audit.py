@@ -1,6 +1,6 @@
 """The audit: the numbered invariants, checked by walking the facts and not by arithmetic on counters.
 
-Law of this file: it reads facts only and shares no code with what keeps them up to date.
+Law of this file: the audit reads facts only and shares no code with the functions that change them.
 """
 
 from array import array
@@ -23,11 +23,11 @@ RULES: Final[dict[str, str]] = {
     "I2": "the ref count of a place equals the references found in slots, staging and operations",
     "I4": "a place has a hash exactly when it has content, and every entry of the index points to such a place",
     "I5": "no place stands twice in a slot, and slots share only full blocks",
-    "I6": "an open candidate is pending or promoted, and a promoted one has exactly one operation",
+    "I6": "an open candidate is pending or promoted, and a promoted candidate has exactly one operation",
     "I7": "an unfinished onboard candidate belongs to a slot that is onboarding, preempted or finishing",
     "I8": "a finished slot owns nothing",
     "I12": "a hold and its slot name each other",
-    "I13": "a tier that the leader decides evicts no block while one that continues it stands there",
+    "I13": "a tier that the leader decides evicts no block while a block that continues it stands there",
     "I15": "0 <= computed tokens <= tokens that the sequence may have, and every computed token has a place",
     "I16": "the source of a copy is readable",
     "I17": "a tier that the leader decides has a hash once, and a copy names a place once",
@@ -38,11 +38,11 @@ LINKS_LEAST: Final = 1_024
 """So many links more than twice the cached blocks are kept before those of absent blocks are forgotten."""
 _ONBOARD_OWNERS: Final = (SlotState.ONBOARDING, SlotState.PREEMPTED, SlotState.FINISHING)
 _HAS_CONTENT: Final = bytes(map(bool, range(256)))
-"""Content of a place to whether it has any, as a table for ``translate``."""
+"""Content of a place to 1 if the place has content, otherwise 0, as a table for ``translate``."""
 
 
 class Violation(msgspec.Struct, frozen=True):
-    """One broken rule; ``slot`` is the slot that it concerns, if any."""
+    """One broken rule; ``slot`` is the slot concerned, if any."""
 
     rule: str
     detail: str
@@ -61,7 +61,7 @@ class Lineage:
         self._children: dict[int, list[int]] = {}
 
     def saw(self, events: Sequence[ev.Event], state: CacheState) -> list[Violation]:
-        """The violations among the events of one stimulus; ``state`` is that behind them."""
+        """The violations among the events of one stimulus; ``state`` is the state after them."""
         evicted: list[ev.BlocksEvicted] = []
         written: set[int] = set()
         for event in events:
@@ -77,8 +77,8 @@ class Lineage:
             for key in unpack_hashes(event.hashes):
                 for child in () if key in pool.by_hash else self._children.get(key, ()):
                     if child in pool.by_hash and child not in written:
-                        what = f"pool {event.pool} gave up {key:016x} before {child:016x}, which continues it"
-                        found.append(Violation("I13", what, event.for_slot))
+                        text = f"pool {event.pool} gave up {key:016x} before {child:016x}, which continues it"
+                        found.append(Violation("I13", text, event.for_slot))
         if len(self._parent_of) > LINKS_LEAST + 2 * sum(len(pool.by_hash) for pool in state.pools):
             self._sweep(state)
         return found
@@ -186,7 +186,7 @@ def _audit_index(pool: PoolFacts, name: str) -> list[Violation]:
     for key, places in pool.copies.items():
         extra += places
         if key not in pool.by_hash or not places or any(pool.hash_of[place] != key for place in places):
-            found.append(Violation("I4", f"{name}: the copies of hash {key:016x} are not what the places hold"))
+            found.append(Violation("I4", f"{name}: the copies of hash {key:016x} differ from the places"))
     full = len(pool.hash_of) - pool.hash_of.count(EMPTY_HASH)
     if extra and pool.info.authority is Authority.LEADER:
         found.append(Violation("I17", f"{name} has {len(pool.copies)} hashes in several places"))

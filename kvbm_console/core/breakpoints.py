@@ -53,7 +53,7 @@ Condition = Callable[[Any, Any, Any], bool]
 
 
 class Armed:
-    """One enabled breakpoint, compiled. A specification that does not compile fails at its first evaluation."""
+    """An enabled breakpoint, compiled. A specification that does not compile fails at its first evaluation."""
 
     __slots__ = ("_named", "condition", "counts", "known", "message", "number", "seen", "spec")
 
@@ -70,7 +70,7 @@ class Armed:
         self.seen = 0
 
     def matches(self, moment: Moment) -> bool:
-        """Whether the specification matches, apart from site and new state, which the index has checked."""
+        """True if the specification matches, apart from site and new state, which the index has checked."""
         spec = self.spec
         if spec.request != "*":
             if self._named is None:
@@ -100,7 +100,7 @@ def _compiled(compile_one: Callable[[str], Any], text: str) -> Any:
 
 
 def hit_test(text: str) -> Callable[[int], bool] | None:
-    """A test whether the n-th match takes effect, or None if every match does.
+    """A test that is true if the n-th match takes effect, or None if every match does.
 
     >>> [n for n in range(1, 8) if hit_test("%3")(n)], [n for n in range(1, 5) if hit_test(">=3")(n)]
     ([3, 6], [3, 4])
@@ -121,7 +121,7 @@ class Gate:
     """The armed breakpoints by site and new state. Built anew whenever breakpoints change.
 
     ``stops`` are sites at which a client asked some slot to stop, by a step or an until. ``meter`` is a clock of the
-    shell in nanoseconds: with it, ``condition_ns`` sums up by breakpoint what conditions cost. The core decides
+    shell in nanoseconds: with it, ``condition_ns`` sums up the cost of conditions by breakpoint. The core decides
     nothing by it.
     """
 
@@ -143,10 +143,10 @@ class Gate:
         self.sites = stops | {site for site, _ in self._armed}
         """The sites that are watched."""
         self.candidates = not _CANDIDATES.isdisjoint(self.sites)
-        """Whether a site of candidates is watched."""
+        """True if a site of candidates is watched."""
 
     def watches(self, site: Site, new: SlotState) -> bool:
-        """Whether a breakpoint or a stop is set at this site for slots that are then in this state."""
+        """True if a breakpoint or a stop is set at this site for slots that are then in this state."""
         return site in self._stops or (site, new) in self._armed
 
     def ask(

@@ -27,7 +27,7 @@ from kvbm_console.core.ids import (
 
 SECOND_NS: Final = 1_000_000_000
 REQUEST_ID_BYTES_MAX: Final = 256
-"""A request id is an opaque name; engines use about 40 bytes, and a limit keeps a hostile one out of every event."""
+"""A request id is an opaque name; engines use about 40 bytes, and a limit keeps a hostile name out of every event."""
 MAX_HOLD_NS_MAX: Final = 120 * SECOND_NS
 """No debugger may keep a request longer than this, whatever it asks for (safety rule 2 of the breakpoints)."""
 EXPIRES_DEFAULT_NS: Final = 3_600 * SECOND_NS
@@ -80,7 +80,7 @@ class LeaderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     staging_deadline_ns: int = 5 * SECOND_NS
     """How long a match stays staged without an allocation, in engine time."""
     asynchronous: bool = True
-    """Whether a load runs beside the engine (``async``) or inside the step that asked for it (``sync``)."""
+    """A load runs beside the engine (``async``) or inside the step that asked for it (``sync``)."""
     ranks: int = 1
     """Worker ranks that report each operation; it ends when all of them have."""
     thrash_window_ns: int = 1_000_000
@@ -97,7 +97,7 @@ class LeaderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     prefetch: Prefetch = "none"
     """Which predictor names blocks of the disk tier that are copied to the host tier before they are asked for."""
     prefetch_stop: PrefetchStop = "best_effort"
-    """Whether a lookup waits for what is being fetched for its request: never, until it is there, or for a time."""
+    """How a lookup waits for a running prefetch of its request: not at all, until the prefetch ends, or for a time."""
     prefetch_timeout_ns: int = SECOND_NS
     """How long after its arrival, in engine time, with ``timeout``."""
 
@@ -127,7 +127,7 @@ class LeaderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     @property
     def by_order(self) -> bool:
-        """Whether the order of eviction says what is copied down; who copies all or nothing needs no order."""
+        """True if the order of eviction says what is copied down; a law that copies all or nothing needs none."""
         return self.offload_law == "order" and 0.0 < self.offload_threshold < 1.0
 
     def digest(self) -> int:
@@ -174,7 +174,7 @@ class BreakpointSpec(msgspec.Struct, frozen=True, array_like=True):
     expires_ns: int = EXPIRES_DEFAULT_NS
     """How long after it was set it is disabled, on the wall's clock."""
     persist: bool = False
-    """Whether the daemon keeps it in its file of breakpoints, so that the next run has it too."""
+    """True if the daemon keeps the breakpoint in its file, so that the next run has it too."""
 
     def __post_init__(self) -> None:
         require(len(self.name.encode()) <= NAME_BYTES_MAX, "name", f"at most {NAME_BYTES_MAX} bytes", self.name)
@@ -196,11 +196,11 @@ class BreakpointSpec(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def narrowed(self) -> bool:
-        """Whether it says where: a site, a state, requests, a copy or a condition. Any other stops every move."""
+        """True if it names a site, a state, requests, a copy or a condition. Any other breakpoint stops every move."""
         return bool(self.condition) or self.status is not None or self.describe() != BreakpointSpec().describe()
 
     def describe(self) -> str:
-        """One line for lists: the site and what it matches."""
+        """A line for lists: the site and the conditions."""
         old = f"{self.from_state.label} " if self.from_state is not None else ""
         new = f" → {self.to_state.label}" if self.to_state is not None else ""
         scope = "".join(f" {part.label}" for part in (self.tier, self.route) if part is not None)

@@ -119,7 +119,7 @@ class SlotClosed(Event, tag=4):
 class SlotCloned(Event, tag=5):
     """``slot`` was opened as a clone of ``parent``: it shares the parent's full device blocks by reference count.
 
-    ``ids`` is the clone's block list; all but a partial last one are the parent's.
+    ``ids`` is the clone's block list; all but a partial last block are the parent's.
     """
 
     slot: int
@@ -199,7 +199,7 @@ class BlocksFilled(Event, tag=11):
 
 
 class BlocksEvicted(Event, tag=12):
-    """These places lost their content so that they can be reused, for ``for_slot`` if one wanted the room."""
+    """These places lost their content so that they can be reused, for ``for_slot`` if a slot wanted the room."""
 
     pool: int
     ids: Ids
@@ -313,7 +313,7 @@ class OperationReported(Event, tag=22):
 
 
 class CandidateEnded(Event, tag=23):
-    """``completed``, ``failed`` or ``cancelled`` (terminal); its operation released what it held."""
+    """``completed``, ``failed`` or ``cancelled`` (terminal); its operation released the blocks that it held."""
 
     candidate: int
     status: CandidateStatus
@@ -375,9 +375,10 @@ class HitsLost(Event, tag=27):
 
 
 class BreakpointsChanged(Event, tag=28):
-    """The breakpoints of ``owner`` are now exactly these (ids assigned); ``by`` is who changed them, if not the owner.
+    """The breakpoints of ``owner`` are now exactly these (ids assigned).
 
-    One that is said again as it was stays as it is, armed or not.
+    ``by`` is the client that changed them, empty for the owner itself. A breakpoint that is repeated unchanged stays as
+    it is, armed or not.
     """
 
     owner: str
@@ -386,7 +387,7 @@ class BreakpointsChanged(Event, tag=28):
 
 
 class BreakpointHit(Event, tag=29):
-    """Breakpoints matched at a site and took effect as ``action``; a one-shot one is disabled by its hit."""
+    """Breakpoints matched at a site and took effect as ``action``; a hit disables a one-shot breakpoint."""
 
     breakpoints: tuple[int, ...]
     slot: int
@@ -436,7 +437,7 @@ class HoldDenied(Event, tag=33):
 class LeaseChanged(Event, tag=34):
     """The right of ``owner`` to keep slots waiting began or ended; ended, its breakpoints are disabled.
 
-    ``back``: it was lost before, and what its end disabled is armed again.
+    ``back``: it was lost before, and the breakpoints that its end disabled are armed again.
     """
 
     owner: str
@@ -448,9 +449,9 @@ class LeaseChanged(Event, tag=34):
 
 
 class ResetBegun(Event, tag=35):
-    """A reset was asked for, or a drain ends; what follows up to ``ResetDone`` returns everything to the initial state.
+    """A reset was asked for, or a drain ends; the events up to ``ResetDone`` return everything to the initial state.
 
-    ``by`` is who asked for the reset, empty at the end of a drain.
+    ``by`` is the client that asked for the reset, empty at the end of a drain.
     """
 
     mode: ResetMode
@@ -465,7 +466,7 @@ class ResetDone(Event, tag=36):
 
 
 class DrainBegun(Event, tag=37):
-    """No new request is taken; when the last live one and the last copy have ended, a reset follows."""
+    """No new request is taken; when the last live request and the last copy have ended, a reset follows."""
 
     deadline_ns: int
     by: str = ""
@@ -480,7 +481,7 @@ class StimulusRejected(Event, tag=38):
 
 
 class CompletionRefused(Event, tag=39):
-    """A report about an operation of an older epoch, a duplicate or a late one; nothing changed but the count."""
+    """A duplicate or late report, or a report about an operation of an older epoch; only the count changed."""
 
     operation: int
     epoch: int
@@ -506,9 +507,9 @@ class BlocksSeen(Event, tag=41):
 
 
 class SourceLost(Event, tag=42):
-    """Reports of a source were lost, or (``restarted``) it began again; what it holds is unknown.
+    """Reports of a source were lost, or (``restarted``) the source began again; the content of its pools is unknown.
 
-    ``gone``: the source ended. Nothing more is heard of it, and what its pools hold is no fact any more.
+    ``gone``: the source ended. No more reports come from the source, and the content of its pools is no fact any more.
     ``replaceable``: pools that are declared later take over the indices of its pools.
     """
 
@@ -606,7 +607,7 @@ class UnknownKind(Event, tag=-1):
     """An event of a kind that this program does not know: a newer minor version wrote it.
 
     The event keeps its number, so no number is missing, and it changes no fact. Until the next keyframe or snapshot the
-    facts may differ from the writer's. No kind of ours is ever made one of these.
+    facts may differ from the writer's. An event of a known kind never becomes an ``UnknownEvent``.
     """
 
     kind: int

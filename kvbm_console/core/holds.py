@@ -104,7 +104,7 @@ def points_of(spec: BreakpointSpec) -> frozenset[WaitPoint]:
 
 
 class BreakpointFacts(msgspec.Struct, array_like=True):
-    """One breakpoint as the leader keeps it."""
+    """The leader's record of a breakpoint."""
 
     spec: BreakpointSpec
     owner: str
@@ -112,19 +112,19 @@ class BreakpointFacts(msgspec.Struct, array_like=True):
     hits: int = 0
     """Times that it took effect."""
     message: str = ""
-    """Why it was disabled without being asked to, or who else has muted it; empty when neither."""
+    """Why the breakpoint was disabled without a request, or the client that muted it; empty when neither."""
     away: bool = False
-    """Whether its owner's lease is lost and no client has changed it since. It is as before when the owner comes
+    """True if the owner's lease is lost and no client has changed it since. It is as before when the owner comes
     back."""
 
     @property
     def armed_at_home(self) -> bool:
-        """Whether it would be armed if its owner were here."""
+        """True if the breakpoint would be armed if its owner were here."""
         return self.spec.enabled and not self.message and not (self.spec.one_shot and self.hits)
 
 
 class HoldFacts(msgspec.Struct, array_like=True):
-    """One slot that waits, or will at its next waitable point."""
+    """A slot that waits, or will at its next waitable point."""
 
     hold: int
     slot: int
@@ -135,7 +135,7 @@ class HoldFacts(msgspec.Struct, array_like=True):
     since_ns: int
     max_hold_ns: int
     parked: bool = False
-    """Whether the slot has reached the point and stands still; until then the hold is pending."""
+    """True if the slot has reached the point and stands still; until then the hold is pending."""
     suspend: Suspend = Suspend.SLOT
     on_timeout: OnTimeout = OnTimeout.CONTINUE
 

@@ -16,7 +16,7 @@ from fnmatch import translate
 from typing import Final
 
 NUMBER_MAX: Final = 2**53
-"""Of breakpoints, holds and events, and of what is counted: what every reader of our JSON can tell apart."""
+"""The largest number of a breakpoint, hold, event or count: every JSON reader represents it exactly."""
 EMPTY_HASH: Final = 0
 """The sequence hash of a place that holds no full block (I4: one encoding of empty). The edge maps a real 0 to 1."""
 
@@ -31,7 +31,7 @@ class Word(IntEnum):
 
     @classmethod
     def labelled(cls, label: str) -> "Word":
-        """The member with this label; raises KeyError for an unknown one."""
+        """The member with this label; raises KeyError for an unknown label."""
         return cls[label.upper().replace("-", "_").replace(".", "_")]
 
 
@@ -63,7 +63,7 @@ _PAIRS: Final = [divmod(value, 10) for value in range(45)]
 _SOURCE_OF: Final = tuple(Tier(min(max(source, 1), 4)) for source, _ in _PAIRS)
 _TARGET_OF: Final = tuple(Tier(min(max(target, 1), 4)) for _, target in _PAIRS)
 _IS_LOAD: Final = tuple(target < source for source, target in _PAIRS)
-"""By the value of a route; what no route has is never asked for. These are asked for a dozen times with every copy."""
+"""Tables by the value of a route, because every copy reads them a dozen times. Other values are never read."""
 
 
 class Route(Word):
@@ -94,7 +94,7 @@ class Route(Word):
 
     @property
     def is_load(self) -> bool:
-        """Whether blocks move up, towards G1 (onboard); otherwise they move down (offload)."""
+        """True if blocks move up, towards G1 (onboard); otherwise they move down (offload)."""
         return _IS_LOAD[self]
 
     @property
@@ -104,7 +104,7 @@ class Route(Word):
 
     @classmethod
     def labelled(cls, label: str) -> "Route":
-        """The route written as ``G2>G1`` or with an arrow; raises KeyError for an unknown one."""
+        """The route written as ``G2>G1`` or with an arrow; raises KeyError for an unknown route."""
         return cls[label.strip().upper().replace("→", ">").replace(">", "_")]
 
     @classmethod
@@ -120,7 +120,7 @@ class Authority(Word):
     ENGINE = 1
     STREAM = 2
     OBSERVED = 3
-    """An engine that is only watched: it has decided already, and what it reports is never refused."""
+    """An engine that is only watched: it has decided already, and its reports are never refused."""
 
 
 class Condition(Word):
@@ -295,7 +295,7 @@ class ResetMode(Word):
 
 
 class Clock(Word):
-    """Which clock a deadline runs on: the engine's (virtual when it is simulated) or the wall's monotonic one."""
+    """Which clock a deadline runs on: the engine's (virtual when it is simulated) or the wall's monotonic clock."""
 
     ENGINE = 0
     WALL = 1
@@ -328,7 +328,7 @@ _WILD: Final = re.compile(r"[*?\[]")
 
 
 def is_called(request: str, name: str) -> bool:
-    """Whether a client knows this request by ``name``.
+    """True if a client knows this request by ``name``.
 
     >>> is_called("chatcmpl-7", "chatcmpl-7"), is_called("cmpl-7-0-1a2b3c4d", "cmpl-7"), is_called("r-1", "r")
     (True, True, False)
@@ -339,7 +339,7 @@ def is_called(request: str, name: str) -> bool:
 
 
 def request_globs(pattern: str) -> tuple[str, ...]:
-    """The globs that match what ``pattern`` names: itself, and without wildcards also what is called so.
+    """The globs that match a request named by ``pattern``: itself, and without wildcards also the client's name of it.
 
     >>> request_globs("chat*")
     ('chat*',)
@@ -368,7 +368,7 @@ def age_class(age_ns: int) -> int:
 
 
 def age_within(counts: Sequence[int], share: float) -> int | None:
-    """The smallest bound within which this share of what was counted lies; None when nothing was."""
+    """The smallest bound within which this share of the counted values lies; None when the histogram is empty."""
     wanted, seen = share * sum(counts), 0
     for bound, count in zip(AGE_BOUNDS_NS, counts, strict=True):
         seen += count

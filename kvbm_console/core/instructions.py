@@ -1,4 +1,4 @@
-"""Instructions: what the core asks of the shell around it. Imperatives, executed in order.
+"""Instructions of the core to the shell around it. The shell executes these imperatives in order.
 
 Law of this file: only an instruction starts a copy, wakes an engine or sets a clock. With several hosts, only those of
 host 0 are executed. Instructions are not recorded: replaying stimuli produces them again.
@@ -57,7 +57,7 @@ class SetDeadline(Instruction, tag=5):
 
 
 class ClearDeadline(Instruction, tag=6):
-    """The deadline is not needed any more; forgetting an unknown one is fine."""
+    """The deadline is not needed any more; an unknown deadline is ignored."""
 
     deadline: int
 
@@ -90,7 +90,7 @@ class PinDeviceBlocks(Instruction, tag=9):
 
 
 class PauseEngine(Instruction, tag=10):
-    """The engine forms no iteration until it is resumed; what it has formed, it ends."""
+    """The engine forms no iteration until it is resumed; it ends the iterations that it has formed."""
 
     source: int
 
@@ -108,11 +108,11 @@ AnyInstruction = (
 """The closed union of instructions."""
 
 
-# --- results: what an entry point returns to its caller, beside the instructions ---
+# --- results that an entry point returns to its caller, beside the instructions ---
 
 
 class MatchAnswer(msgspec.Struct, frozen=True):
-    """``tokens`` found below G1 (None: ask again), and whether they are loaded asynchronously."""
+    """``tokens`` found below G1 (None: ask again); ``asynchronous`` if they are loaded beside the steps."""
 
     tokens: int | None
     asynchronous: bool
@@ -125,7 +125,7 @@ class FencedBlocks(msgspec.Struct, frozen=True):
 
 
 class FinishAnswer(msgspec.Struct, frozen=True):
-    """Whether the blocks stay allocated until ``ReleaseDeviceBlocks``."""
+    """True if the blocks stay allocated until ``ReleaseDeviceBlocks``."""
 
     delay_free: bool
 
@@ -138,7 +138,7 @@ class IterationMetadata(msgspec.Struct, frozen=True):
 
 
 class BreakpointVerdict(msgspec.Struct, frozen=True):
-    """The answer to one specification: its id and whether it can work, with the reason when it cannot."""
+    """The answer to one specification: its id, ``verified`` if it can work, otherwise the reason."""
 
     id: int
     verified: bool
@@ -152,7 +152,7 @@ class CloneAnswer(msgspec.Struct, frozen=True):
 
 
 class PoolAnswer(msgspec.Struct, frozen=True):
-    """The index of the pool that was declared: what ``BlocksReported`` names it by."""
+    """The index of the declared pool, by which ``BlocksReported`` names it."""
 
     pool: int
 

@@ -139,7 +139,7 @@ class SlotFacts(msgspec.Struct, array_like=True):
     cached: tuple[int, int, int, int] = (0, 0, 0, 0)
     """``CacheState.found_tokens`` as of the last move. Older recordings have it of loads alone: read that instead."""
     hits: tuple[int, int, int, int] = (0, 0, 0, 0)
-    """Blocks scored as hits at its last admission, lost ones taken back."""
+    """Blocks scored as hits at its last admission, minus the blocks whose load failed."""
     outstanding: set[int] = set()
     """Candidates of this slot that are not terminal."""
     hold: int | None = None
@@ -152,7 +152,7 @@ class SlotFacts(msgspec.Struct, array_like=True):
     reason: FinishReason | None = None
 
     def sequence_tokens(self, iteration: int, block_tokens: int) -> int:
-        """Tokens of the sequence as far as they are known: the prompt, and what was generated behind it."""
+        """Tokens of the sequence as far as they are known: the prompt, and the tokens generated behind it."""
         generated = len(self.hashes) > self.prompt_blocks
         return max(
             self.prompt_tokens, self.computed_tokens(iteration) + 1, len(self.hashes) * block_tokens + generated

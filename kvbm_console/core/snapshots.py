@@ -19,7 +19,7 @@ from kvbm_console.core.tiers import PoolFacts, PoolInfo
 
 FACTS_VERSION: Final = 1
 PACKED_VERSION: Final = 2
-"""Of what stands in the place of packed facts: programs that cannot unpack refuse it by the number."""
+"""The number in the place of packed facts; programs that cannot unpack refuse a snapshot by it."""
 _NUMBERS: Final = (
     "seq", "n", "at_ns", "epoch", "iteration", "running", "waiting", "draining",
     "next_slot", "next_candidate", "next_operation", "next_hold", "next_breakpoint",
@@ -103,7 +103,7 @@ def encode_facts(state: CacheState) -> bytes:
 
 
 def decode_facts(data: bytes) -> CacheState:
-    """The state of a snapshot. Raises ``FoldError`` when the bytes are not one that this version can read."""
+    """The state of a snapshot. Raises ``FoldError`` when this version cannot read the bytes."""
     try:
         facts = _DECODER.decode(data)
         if facts.version != FACTS_VERSION:

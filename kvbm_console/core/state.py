@@ -1,8 +1,8 @@
-"""Facts: what is where, who holds it, who waits. One state, one mutator.
+"""Facts: the places of blocks, their holders, the waiting slots. One state, one mutator.
 
 Law of this file: ``CacheState.apply(event)`` is the only way in which facts change. The leader, the console's mirror,
 replay and every test use it. So folding a leader's events from any snapshot gives the leader's digest (I10). Apply
-checks what it needs to stay consistent and raises ``FoldError``; it never decides.
+checks the conditions of its consistency and raises ``FoldError``; it never decides.
 """
 
 from collections.abc import Sequence
@@ -48,7 +48,7 @@ class Totals(msgspec.Struct, array_like=True):
     moved_blocks: dict[str, int] = msgspec.field(default_factory=dict)
     """Blocks whose copy completed, by the label of their route."""
     thrash_blocks: int = 0
-    """Blocks onboarded within the window after their offload (BC-6); what users see as thrash is ``thrash``."""
+    """Blocks onboarded within the window after their offload (BC-6); the screens show ``thrash``."""
     candidates_ended: list[int] = msgspec.field(default_factory=lambda: [0] * len(CandidateStatus))
     """Candidates by terminal status."""
     skipped: list[int] = msgspec.field(default_factory=lambda: [0] * (max(SkipReason) + 1))
@@ -68,9 +68,9 @@ class Totals(msgspec.Struct, array_like=True):
     prefetch_used_blocks: int = 0
     """Blocks that were fetched ahead and found by a lookup in the host tier; fetched are those moved from G3 to G2."""
     prefetch_limits: int = 0
-    """How often prefetch was limited to probes because too little of what was fetched was used."""
+    """How often prefetch was limited to probes because too few of the fetched blocks were used."""
     prefetch_limited: bool = False
-    """Whether it is now."""
+    """True if prefetch is limited now."""
 
     def prefetch_precision(self) -> float | None:
         """Share of the blocks fetched ahead that a lookup found; None where nothing was fetched."""
@@ -90,7 +90,7 @@ class Totals(msgspec.Struct, array_like=True):
 class CacheState:
     """The facts of one leader.
 
-    ``seq`` is the number of the next event, ``n`` the cause of the last one, ``at_ns`` its time. ``slot_of`` maps a
+    ``seq`` is the number of the next event, ``n`` the cause of the last event, ``at_ns`` its time. ``slot_of`` maps a
     request to its slot, ``standing`` holds the requests whose hold is at the schedule point; both are derived.
     """
 
@@ -116,7 +116,7 @@ class CacheState:
         self.leases: dict[str, bool] = {}
         self.lost_sources: dict[int, int] = {}
         """Sources of which reports were lost since they were last known whole: how often, ``GONE`` or
-        ``REPLACEABLE`` for one that ended. Their counts are no facts."""
+        ``REPLACEABLE`` for a source that ended. Their counts are no facts."""
         self.totals = Totals()
         self.next_slot = 0
         self.next_candidate = 0
@@ -129,7 +129,7 @@ class CacheState:
     # --- questions -------------------------------------------------------------------------------
 
     def pool_of(self, tier: Tier, source: int = 0) -> PoolFacts | None:
-        """The pool of this tier that serves ``source``: its own one, else the leader's."""
+        """The pool of this tier that serves ``source``: its own pool, else the leader's."""
         shared = None
         for pool in self.pools:
             if pool.info.tier is tier:
@@ -157,7 +157,7 @@ class CacheState:
         return [pool for pool in pools if not self.has_ended(pool.info.source)] or pools
 
     def has_ended(self, source: int) -> bool:
-        """True if nothing more is heard of a source."""
+        """True if no more reports come from a source."""
         return self.lost_sources.get(source, 0) <= GONE
 
     def in_use(self, pool: PoolFacts) -> bool:
@@ -172,21 +172,21 @@ class CacheState:
 
     @property
     def all_held(self) -> bool:
-        """Whether there are live slots and every one of them stands still in a hold."""
+        """True if there are live slots and a hold stops each of them."""
         return bool(self.slots) and all(
             slot.hold is not None and self.holds[slot.hold].parked for slot in self.slots.values()
         )
 
     @property
     def engines_paused(self) -> bool:
-        """Whether engines form no iterations: everything is frozen, or a hold suspends all."""
+        """True if engines form no iterations: everything is frozen, or a hold suspends all."""
         return self.frozen is not None or (
             bool(self.holds) and any(hold.suspend is Suspend.ALL for hold in self.holds.values())
         )
 
     @property
     def pipeline_closed(self) -> bool:
-        """Whether no candidate is evaluated or promoted."""
+        """True if no candidate is evaluated or promoted."""
         return self.frozen is not None or (
             bool(self.holds) and any(hold.suspend is not Suspend.SLOT for hold in self.holds.values())
         )
@@ -194,7 +194,7 @@ class CacheState:
     # --- the only mutator ------------------------------------------------------------------------
 
     def apply(self, event: ev.Event) -> None:
-        """Fold one event. Raises ``FoldError`` when it is not the next one or does not fit; then discard this state."""
+        """Fold one event. Raises ``FoldError`` when it is not next or does not fit; then discard this state."""
         seq = self.seq
         if event.seq != seq:
             raise FoldError(f"event {event.seq} does not follow event {seq - 1}")

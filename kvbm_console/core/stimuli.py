@@ -187,7 +187,7 @@ class BlocksReported(Stimulus, tag=13):
 
 
 class SourceGapped(Stimulus, tag=14):
-    """Reports of this source were lost; what it holds is unknown until it is told again."""
+    """Reports of this source were lost; the content of its pools is unknown until it is reported again."""
 
     first: int
     last: int
@@ -251,8 +251,8 @@ class MismatchReported(Stimulus, tag=40):
 class BreakpointsReplaced(Stimulus, tag=20):
     """All breakpoints of ``owner``, replacing those it had. The result is one verdict for each.
 
-    One that is said again as it was stays as it is, armed or not. ``by`` names the client that asked, empty for the
-    owner itself.
+    A breakpoint that is repeated unchanged stays as it is, armed or not. ``by`` names the client that asked, empty for
+    the owner itself.
     """
 
     owner: str
@@ -308,7 +308,7 @@ class Frozen(Stimulus, tag=26):
 
 
 class Thawed(Stimulus, tag=27):
-    """End what ``Frozen`` began."""
+    """End the freeze that ``Frozen`` began."""
 
     by: str
 
@@ -355,7 +355,7 @@ class BreakpointOverran(Stimulus, tag=33):
 class ResetRequested(Stimulus, tag=34):
     """Return to the initial state at once; running copies quarantine their places until they are reported.
 
-    ``by`` is who asked, empty for an engine or a test.
+    ``by`` is the client that asked, empty for an engine or a test.
     """
 
     mode: ResetMode
@@ -363,8 +363,8 @@ class ResetRequested(Stimulus, tag=34):
 
 
 class DrainRequested(Stimulus, tag=35):
-    """Take no new request, let the live ones and the copies end for ``deadline_ns`` of engine time, abort the rest,
-    then reset. ``by`` is who asked."""
+    """Take no new request, let the live requests and the copies end for ``deadline_ns`` of engine time, abort the rest,
+    then reset. ``by`` is the client that asked."""
 
     deadline_ns: int
     by: str = ""

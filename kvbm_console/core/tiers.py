@@ -1,4 +1,4 @@
-"""Pools: the places of one (source, data-parallel rank, group, tier) and what is true of each.
+"""Pools: the places of one (source, data-parallel rank, group, tier) and the facts of each place.
 
 Theory of operation
 -------------------
@@ -120,7 +120,7 @@ class PoolFacts:
     def walk(self) -> list[int]:
         """Places by condition, counted from the columns (the audit's answer to ``counts``)."""
         content = self.content
-        held = bytes(compress(content, self.refs))  # what is in the places that have a holder
+        held = bytes(compress(content, self.refs))  # the content of the places that have a holder
         counts = [0] * len(Condition)
         counts[Condition.WRITING] = content.count(WRITING)
         counts[Condition.REFERENCED] = len(held) - held.count(WRITING)
@@ -132,7 +132,7 @@ class PoolFacts:
         return counts
 
     def places_of(self, sequence_hash: int) -> list[int]:
-        """All places whose content has this hash, the one in ``by_hash`` first."""
+        """All places whose content has this hash, the place in ``by_hash`` first."""
         first = self.by_hash.get(sequence_hash)
         return [] if first is None else [first, *self.copies.get(sequence_hash, ())]
 
@@ -144,7 +144,7 @@ class PoolFacts:
         return None
 
     def ready_prefix(self, hashes: Sequence[int]) -> list[int]:
-        """Places where the leading ones of these hashes may be read."""
+        """Places where the leading hashes of these may be read."""
         places = prefix_of(self.by_hash, hashes)
         if not self.counts[Condition.WRITING] and not self.quarantined:
             return places  # all that has content can be read
@@ -338,7 +338,7 @@ def quarantine(pool: PoolFacts, ids: Sequence[int], operation: int) -> None:
 
 
 def lift(pool: PoolFacts, operation: int) -> None:
-    """This operation of an older epoch has ended: free the places that no other one keeps."""
+    """This operation of an older epoch has ended: free the places that no other operation keeps."""
     for block in [block for block, keepers in pool.quarantined.items() if operation in keepers]:
         pool.quarantined[block].remove(operation)
         if not pool.quarantined[block]:
@@ -363,7 +363,7 @@ def take_free(pool: PoolFacts, count: int) -> list[int]:
 
 
 def forget_copy(pool: PoolFacts, sequence_hash: int) -> bool:
-    """Remove the latest of the copies of this hash; whether there was one. O(log places), however many there are."""
+    """Remove the latest of the copies of this hash; False if there was none. O(log places), however many there are."""
     first = pool.by_hash.get(sequence_hash)
     if first is None:
         return False

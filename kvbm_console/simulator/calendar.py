@@ -45,7 +45,7 @@ class Calendar:
     def at(self, at_ns: int, action: Callable[[], None], *, felt: bool = True) -> int:
         """Enter ``action`` at a time that is not past; returns a ticket for ``cancel``.
 
-        One that is not ``felt`` changes nothing that an iteration which is under way could see.
+        An entry that is not ``felt`` changes nothing that the current iteration could see.
         """
         if at_ns < self.now_ns:
             raise InternalError(f"an entry at {at_ns} ns lies before now, {self.now_ns} ns")
@@ -57,7 +57,7 @@ class Calendar:
         return ticket
 
     def cancel(self, ticket: int) -> None:
-        """Forget an entry; one that ran or is unknown is fine."""
+        """Forget an entry; an entry that ran or is unknown is ignored."""
         self._live.discard(ticket)
 
     @property
@@ -76,7 +76,7 @@ class Calendar:
         return self._first_ns(self._felt)
 
     def _first_ns(self, heap: list[Any]) -> int | None:
-        """The time of the first entry of a heap that is to come; what ran or was cancelled before it is let go of."""
+        """The time of the first entry of a heap that is to come; entries that ran or were cancelled are removed."""
         live = self._live
         while heap and heap[0][1] not in live:
             heapq.heappop(heap)
@@ -114,7 +114,7 @@ class Calendar:
         finally:
             self._running = False
         if self._felt:
-            self._first_ns(self._felt)  # what has passed is let go of, also where nobody asks what is felt
+            self._first_ns(self._felt)  # removes past entries, also when no caller reads ``next_felt_ns``
         return True
 
 
@@ -138,7 +138,7 @@ class EngineDeadlines:
         )
 
     def clear(self, deadline: int) -> None:
-        """Forget it; an unknown one is fine."""
+        """Forget a deadline; an unknown deadline is ignored."""
         ticket = self._tickets.pop(deadline, None)
         if ticket is not None:
             self._calendar.cancel(ticket)

@@ -20,7 +20,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_running: int = 256
     """Most requests that own device blocks at once."""
     max_waiting: int = 100_000
-    """Most requests that wait; one that arrives then is dropped and counted, so that an overload stays bounded."""
+    """Most requests that wait; a later arrival is dropped and counted, so that an overload stays bounded."""
     step_base_ns: int = 4_000_000
     prefill_token_ns: int = 8_000
     decode_request_ns: int = 40_000

@@ -10,7 +10,7 @@ place is handed out again. A hash may stand in several places.
 The free order is a ring of entries that only grows, and a number per block tells the rest. Above 0 the number counts
 holders. Below 0 the block is free and its live entry is ``~number``. At 0 the block is free and waits on the stack of
 blocks without a hash. All other entries are dead. So touching a block unlinks nothing, and popping is a slice. Entries
-before the head are dropped when they outnumber the places four to one, and ``_base`` counts the dropped ones. Dead
+before the head are dropped when they outnumber the places four to one, and ``_base`` counts them. Dead
 entries behind the head are dropped when all entries outnumber the places eight to one.
 """
 
@@ -90,7 +90,7 @@ class DevicePool:
         return prefix_of(self._index, hashes if limit is None else hashes[:limit])
 
     def fits(self, count: int, prefix: Sequence[int] = ()) -> bool:
-        """Whether ``allocate(count, prefix)`` would succeed: the prefix must not pay for the new blocks."""
+        """True if ``allocate(count, prefix)`` would succeed: the prefix must not pay for the new blocks."""
         if count + len(prefix) <= self._free:
             return True
         state = self._state
@@ -107,7 +107,7 @@ class DevicePool:
     def allocate(self, count: int, prefix: Sequence[int] = ()) -> list[int] | None:
         """Take a holder on every block of ``prefix`` and ``count`` further places; all, or None and nothing changed.
 
-        Returns the new places only; what they held is forgotten. The prefix (distinct blocks, from ``match``) is
+        Returns the new places only; their content is forgotten. The prefix (distinct blocks, from ``match``) is
         never among them.
         """
         if count < 0:
@@ -137,7 +137,7 @@ class DevicePool:
             self._count_shared(more, 1)
 
     def store(self, ids: Sequence[int], hashes: Sequence[int]) -> None:
-        """The blocks are full and carry these hashes from now on. A block that has one, or no holder, is refused."""
+        """The blocks are full and carry these hashes from now on. A block that has a hash, or no holder, is refused."""
         hash_of, state, first_of = self.hash_of, self._state, self._index.setdefault
         for block, sequence_hash in zip(ids, hashes, strict=True):
             if hash_of[block] or not sequence_hash or state[block] <= 0:
@@ -247,7 +247,7 @@ class DevicePool:
         return _audit(self, holders)
 
 
-# --- the audit: its rules are checked by walking the columns; it shares no code with what keeps them up to date ---
+# --- the audit: its rules are checked by walking the columns; it shares no code with the functions that change them ---
 
 
 def _audit(pool: DevicePool, holders: Iterable[Sequence[int]] | None) -> list[str]:
@@ -260,7 +260,7 @@ def _audit(pool: DevicePool, holders: Iterable[Sequence[int]] | None) -> list[st
     if len(order) != pool.free_blocks:
         found.append(f"{pool.free_blocks} places are counted free, {len(order)} are")
     if not _indexed(pool):
-        found.append("the index of hashes is not what the places hold")
+        found.append("the index of hashes differs from the places")
     if any(pool.hash_of[block] != EMPTY_HASH for block in pool._unhashed):
         found.append("a block with a hash is among those reused first")
     if pool._shared != _shared(refs):
@@ -276,7 +276,7 @@ def _audit(pool: DevicePool, holders: Iterable[Sequence[int]] | None) -> list[st
 
 
 def _indexed(pool: DevicePool) -> bool:
-    """Whether each hash is found at the places that hold it, and nowhere else."""
+    """True if each hash is found at the places that hold it, and nowhere else."""
     standing: dict[int, list[int]] = {}
     for block, sequence_hash in enumerate(pool.hash_of):
         if sequence_hash != EMPTY_HASH:

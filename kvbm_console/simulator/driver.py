@@ -15,14 +15,14 @@ from kvbm_console.core.config import SECOND_NS, require
 from kvbm_console.simulator.embedded import Rig
 
 SLICE_NS: Final = 2_000_000
-"""Wall time of one slice: what a subscriber or a debugger waits for at most, well below a frame of the console."""
+"""Wall time of one slice: the longest wait of a subscriber or a debugger, well below a frame of the console."""
 TURNS_MAX: Final = 64
 """Turns that the loop takes between two slices at most, while clients keep it busy."""
 IDLE_TURNS: Final = 16
 """While clients keep the loop busy, this many idle turns end a pause. The RPC library's own thread delivers the next
 event some tens of microseconds after the last. An idle turn costs about 8 us."""
 BUSY_FACTOR: Final = 3
-"""A turn that takes so many times the shortest one had something to do."""
+"""A turn that takes so many times the shortest turn had something to do."""
 LAG_NS_MAX: Final = SECOND_NS
 """When virtual time is further behind than this (a suspended laptop), the lag is forgotten instead of caught up."""
 SPEED_MAX: Final = 1_000_000.0
@@ -52,7 +52,7 @@ class Turns:
 
     The RPC library wakes the loop once for each of its events, and the loop handles one such wake-up a turn. A single
     turn between slices of 2 ms handles 500 RPC events a second, whatever the number of clients. The verbs of a debugger
-    would then wait for seconds behind other answers. So turns go on until one finds nothing to do.
+    would then wait for seconds behind other answers. So turns go on until a turn finds nothing to do.
     """
 
     def __init__(self, monotonic_ns: Callable[[], int]) -> None:

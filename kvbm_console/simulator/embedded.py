@@ -61,17 +61,17 @@ class Rig:
 
     @property
     def done(self) -> bool:
-        """Whether every request has ended and nothing is to come."""
+        """True if every request has ended and nothing is to come."""
         return self.engine.done
 
     @property
     def only_held(self) -> bool:
-        """Whether time stands still because whatever is left is held."""
+        """True if time stands still because all that is left is held."""
         return self.engine.only_held
 
     @property
     def touched(self) -> bool:
-        """Whether something was submitted from outside since the last ``run``."""
+        """True if a stimulus was submitted from outside since the last ``run``."""
         return self.dispatcher.n != self._seen_n
 
     def run(self, until_ns: int | None = None, wall_budget_ns: int | None = None) -> None:
@@ -89,7 +89,7 @@ class Rig:
             raise InternalError(f"the engine is stuck at {self.now_ns} ns without a hold", story)
 
     def run_to_end(self, until_ns: int | None = None, progress: Callable[[int], None] | None = None) -> None:
-        """Run until every request has ended, only held ones are left, or ``until_ns`` of virtual time has passed.
+        """Run until every request has ended, only held requests are left, or ``until_ns`` of virtual time has passed.
 
         An endless workload needs ``until_ns``. ``progress`` is told the finished requests about ten times a second.
         """
@@ -161,7 +161,7 @@ def embed(
 def parse_workload(text: str, limit: int | None = None) -> Workload:
     """The workload named ``mooncake:FILE`` or ``multiturn[:key=value,...]``; ``limit`` is the most requests.
 
-    Raises ``UsageError`` with one sentence that names what is wrong.
+    Raises ``UsageError`` with a sentence that names the mistake.
     """
     if limit is not None and limit < 1:
         raise UsageError(f"--limit must be at least 1, got {limit}")

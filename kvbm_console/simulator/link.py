@@ -143,7 +143,7 @@ class LinkMover:
             self._begin(link, order)
 
     def cancel(self, operation: int) -> None:
-        """Take a queued operation out; one that has begun runs out (the leader cancels only what is not started)."""
+        """Take a queued operation out; an operation that has begun runs out (no cancel comes after its start)."""
         for link in self._links:
             for order in link.queue:
                 if order.operation == operation:

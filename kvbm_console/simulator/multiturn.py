@@ -45,7 +45,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     priority: float = 0.0
     """Share of the users, spread evenly, whose requests have a priority of 1."""
     n: int = 1
-    """Sequences of each request, at most 64: the answer is generated so many times, and the first one stays."""
+    """Sequences of each request, at most 64: the answer is generated so many times, and the first answer stays."""
     seed: int = 0
     requests: int = 0
     """Most requests; 0 goes on for ever."""
@@ -120,17 +120,17 @@ class Multiturn:
 
     @property
     def name(self) -> str:
-        """``multiturn:`` with what differs from the defaults."""
+        """``multiturn:`` with the settings that differ from the defaults."""
         usual = Settings()
-        said = [
+        pairs = [
             f"{field.name}={getattr(self.settings, field.name)}" for field in msgspec.structs.fields(Settings)
             if getattr(self.settings, field.name) != getattr(usual, field.name)
         ]
-        return ":".join(["multiturn", *([",".join(said)] if said else [])])
+        return ":".join(["multiturn", *([",".join(pairs)] if pairs else [])])
 
     @property
     def endless(self) -> bool:
-        """Whether no number of requests was said."""
+        """True if the number of requests is not limited."""
         return self.settings.requests == 0
 
     def begin(self, block_tokens: int) -> None:
@@ -147,7 +147,7 @@ class Multiturn:
                 yield request
 
     def finished(self, request: Request, at_ns: int) -> Request | None:
-        """The next turn of the session, or the first turn of the user's next one, a think time later."""
+        """The next turn of the session, or the first turn of the user's next session, a think time later."""
         session = self._live.pop(request.request)
         later_ns = at_ns + round(session.around(self.settings.think) * SECOND_NS)
         if session.turn < self.settings.turns:

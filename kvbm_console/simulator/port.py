@@ -62,7 +62,7 @@ class EnginePort(Protocol):
         ...
 
     def cloned(self, work: Work, clones: Sequence[Work], ids: list[int]) -> None:
-        """A request goes on as several sequences: ``ids`` are the partial last blocks of the clones, if it has one."""
+        """A request goes on as several sequences: ``ids`` are the partial last blocks of the clones, if any."""
         ...
 
     def scheduled(self, plan: Plan, iteration: int, running: int, waiting: int) -> None:

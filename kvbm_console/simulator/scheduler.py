@@ -10,9 +10,9 @@ preempted and computes everything again through a new lookup. Only an iteration 
 requests. Two differences:
 
 * A request whose load has ended owns idle blocks until it goes on, so the budget first keeps its tokens free. Running
-  requests that then find no budget are left out of this iteration. * Copies may still read blocks of ended requests,
-  which come back by themselves. Meanwhile a running request without a block is left out for a moment (``patience_ns``)
-  instead of preempting another.
+  requests that then find no budget are left out of this iteration.
+* Copies may still read blocks of ended requests, which come back by themselves. Meanwhile a
+  running request without a block is left out for a moment (``patience_ns``) instead of preempting another.
 
 A request of n sequences has n seats from its admission on, and is admitted only when the partial blocks of its clones
 fit, too. It is cloned when it is scheduled for the first time after its prompt was computed. From then on each sequence
@@ -59,9 +59,9 @@ class Scheduler:
         self._due = 0
         """Clones that admitted requests will have: their seats are kept."""
         self._refused: Work | None = None
-        """The request that found no room in the last iteration; those behind it were not asked for."""
+        """The request that found no room in the last iteration; requests behind it were not asked for."""
         self._steady = 0
-        """So many of those that run, the first ones, were decoding in the last iteration."""
+        """So many leading requests of ``running`` were decoding in the last iteration."""
 
     @property
     def live(self) -> int:
@@ -70,7 +70,7 @@ class Scheduler:
 
     @property
     def owes(self) -> bool:
-        """Whether requests are live or blocks of ended ones have not come back."""
+        """True if requests are live or blocks of ended requests have not come back."""
         return self.live > 0 or bool(self.withheld)
 
     def clear(self) -> None:
@@ -87,7 +87,7 @@ class Scheduler:
     # --- an iteration ---
 
     def form(self, now_ns: int) -> Plan | None:
-        """Schedule what can be; None when there is nothing to compute and nothing to tell."""
+        """Schedule all requests that can go on; None when no token is computed and no change is to be told."""
         running, waiting, loaded = self.running, self.waiting, self.loaded
         if not (running or waiting or loaded):
             return None
@@ -136,7 +136,7 @@ class Scheduler:
         return True
 
     def _settle(self, plan: Plan) -> None:
-        """Count the requests at the beginning that decode now together with those that did before."""
+        """Count leading requests that decode now together with those that did before."""
         at, first, running = 0, plan.steady, self.running
         for work, _ in plan.tokens:
             if not work.decoding or running[first + at] is not work:
@@ -156,12 +156,12 @@ class Scheduler:
             self._steady -= 1
 
     def announce(self, plan: Plan, iteration: int) -> None:
-        """Tell the leader what the iterations of the plan change, of which ``iteration`` is the first."""
+        """Tell the leader the changes by the iterations of the plan, of which ``iteration`` is the first."""
         waiting = len(self.waiting) + len(self.loading) + len(self.loaded)
         self.port.scheduled(plan, iteration, len(self.running), waiting)
 
     def _kept_for_loaded(self) -> int:
-        """Tokens of the budget that running requests leave to loaded ones which have room to go on."""
+        """Tokens of the budget that running requests leave to loaded requests that have room to go on."""
         standing = self.port.standing
         budget, free = self.config.max_batch_tokens, self.pool.free_blocks
         for work in self.loaded:
@@ -184,7 +184,7 @@ class Scheduler:
             work = running[at]
             if work.decoding and budget > 0 and work.computed < len(work.blocks) * size and not work.skipped and (
                 not standing or work.name not in standing
-            ):  # by far the most common: one more token, with a place for it
+            ):  # by far the most common case: a token that has a place
                 tokens.append((work, 1))
                 plan.decoding += 1
                 work.starved_ns = None
@@ -280,7 +280,7 @@ class Scheduler:
         return self.loaded[-1] if self.loaded else self.running[-1]
 
     def _blocks_come_back(self) -> bool:
-        """Whether a copy runs whose end gives blocks back, or lets a request go on: one that is held does not end."""
+        """True if a copy runs whose end gives blocks back, or lets a request go on: a held copy does not end."""
         return not (self.withheld.keys() | self.loading.keys()) <= self.port.held
 
     def _patient(self, work: Work, now_ns: int) -> bool:
@@ -326,7 +326,7 @@ class Scheduler:
             need = max(0, self._blocks(work.computed + count) - len(work.blocks))
             ids = self.pool.allocate(need)
             while ids is None and not (plan.steady or plan.tokens or self._blocks_come_back()):
-                # Only requests that do not run could give blocks: one does, or none of them would ever go on.
+                # Only requests that do not run could give blocks. The last of them does, else all wait for ever.
                 victim = self._victim(0) or self._last()
                 self._preempt(plan, victim)
                 if victim is work:
@@ -346,7 +346,7 @@ class Scheduler:
     # --- admission ---
 
     def _admit(self, plan: Plan, budget: int) -> int:
-        """Waiting requests, first come first served; one that must ask again lets the next one try."""
+        """Waiting requests, first come first served; a request that must ask again lets the next request try."""
         at = lookups = 0
         while at < len(self.waiting) and budget > 0 and lookups < LOOKUPS_MAX:
             work = self.waiting[at]
@@ -409,20 +409,20 @@ class Scheduler:
         return answer
 
     def made_way(self) -> bool:
-        """Ask again for the request that was refused, as an engine does that polls; whether a hold made way for it.
+        """Ask again for the refused request, as a polling engine does; True if a hold made way for it.
 
-        For when nothing runs and nothing is to come: no time passes then, in which it would be asked for again.
+        The caller has nothing that runs or is to come, so no time passes in which the engine would ask again.
         """
         held = self.port.held
         if not held or self._refused is None:
             return False
-        for _ in range(2):  # one refusal is told by the second lookup, and two of them make a hold go on
+        for _ in range(2):  # the second lookup tells of a refusal, and two refusals make a hold go on
             prefix = self.pool.match(self._refused.hashes, (self._refused.total - 1) // self.block_tokens)
             self._look_up(self._refused, len(prefix) * self.block_tokens)
         return self.port.held != held
 
     def wake(self, name: str) -> None:
-        """A load ended: what is now computed says the leader (it went back if the load failed)."""
+        """A load ended: take the computed tokens from the leader (fewer if the load failed)."""
         work = self.loading.pop(name, None)
         if work is None or work.loading_from is None:
             return
@@ -463,15 +463,15 @@ class Scheduler:
         self.withhold("", ids)
 
     def give_back(self, name: str, ids: list[int]) -> None:
-        """Withheld blocks may be reused, each as often as it is named; those not withheld any more are passed over."""
+        """Withheld blocks may be reused, each as often as it is named; blocks not withheld any more are passed over."""
         kept = self.withheld.pop(name, [])
         if kept == ids:
             self.pool.release(kept)
             return
         if len(set(kept)) == len(kept):
-            given = set(ids)
-            freed = [block for block in kept if block in given]
-            left = [block for block in kept if block not in given] if len(freed) < len(kept) else []
+            returned = set(ids)
+            freed = [block for block in kept if block in returned]
+            left = [block for block in kept if block not in returned] if len(freed) < len(kept) else []
         else:  # several copies read a block
             named, freed, left = Counter(ids), [], []
             for block in kept:

@@ -63,16 +63,16 @@ class SimulatedEngine:
         self.scheduler = Scheduler(config, DevicePool(config.g1_blocks), port, block_tokens)
         self._take_latency_ns = take_latency_ns
         self._arrivals_felt = arrivals_felt
-        """Whether an arrival can start a copy, which then ends within an iteration that is under way."""
+        """True if an arrival can start a copy, which then ends within an iteration that is under way."""
         self._iteration = 0
         self._current: Plan | None = None
         self._end_ticket = 0
         self._nudged = False
         self.paused = False
-        """Whether the leader froze this engine."""
+        """True if the leader froze this engine."""
         self.windows = False
-        """Whether iterations are taken together where nothing can tell the difference. Only for who submits nothing
-        from outside while a ``run`` is under way or between two of them."""
+        """True if iterations are taken together where no observer can tell the difference. The caller then submits no
+        stimulus from outside, neither during a ``run`` nor between two runs."""
         port.declared(config.g1_blocks, block_tokens)
         workload.begin(block_tokens)
         self._arrivals: Iterator[Request] = workload.arrivals()
@@ -92,12 +92,12 @@ class SimulatedEngine:
 
     @property
     def done(self) -> bool:
-        """Whether every request has ended and nothing is to come, transfers and withheld blocks included."""
+        """True if every request has ended and nothing is to come, transfers and withheld blocks included."""
         return not self.scheduler.owes and self.calendar.next_ns is None
 
     @property
     def only_held(self) -> bool:
-        """Whether work is left but time stands still: only a release or a thaw makes it go on."""
+        """True if work is left but time stands still: only a release or a thaw makes it go on."""
         return not self.done and self.next_ns is None
 
     def nudge(self) -> None:
@@ -181,7 +181,7 @@ class SimulatedEngine:
             self._expect(follower)
 
     def _end(self, work: Work) -> bool:
-        """A sequence has ended; whether it was the last one of its request, whose end is followed then."""
+        """A sequence has ended. True if it was the last of its request, whose end is followed then."""
         family = work.family
         if family is not None:
             family.left -= 1
@@ -191,7 +191,7 @@ class SimulatedEngine:
         return True
 
     def _fits(self, request: Request) -> bool:
-        """Whether there are seats for all sequences, blocks for each, and for all when they begin."""
+        """True if there are seats for all sequences, blocks for each, and blocks for all when they begin."""
         size, clones = self.block_tokens, len(request.clone_hashes)
         prompt = -(-request.prompt_tokens // size)
         forked = prompt + clones * (request.prompt_tokens % size > 0)
@@ -217,7 +217,7 @@ class SimulatedEngine:
     # --- iterations ---
 
     def _begin_iteration(self) -> None:
-        """Form the next iteration unless one is running. One that only leaves requests out ends at once."""
+        """Form the next iteration unless an iteration runs. An iteration that only leaves requests out ends at once."""
         while self._current is None and not self.paused:
             self._nudged = False
             plan = self.scheduler.form(self.calendar.now_ns)

@@ -1,10 +1,10 @@
 """Recorded workloads: the JSON lines of Mooncake traces.
 
-Law of this file: a line is used whole or refused, naming file, line number and what is wrong. The file is read one
+Law of this file: a line is used whole or refused, naming file, line number and mistake. The file is read one
 line at a time, so its length does not matter.
 
 A line is ``{"timestamp": ms, "input_length": tokens, "output_length": tokens, "hash_ids": [...]}``: one id for each
-512 tokens of the prompt, the last one possibly partial, ids chained over the prefix. Output tokens have no ids. A line
+512 tokens of the prompt, the last block possibly partial, ids chained over the prefix. Output tokens have none. A line
 may have a ``"priority"``, and an ``"n"`` from 1 to 64 for so many sequences, which the published traces do not.
 """
 
@@ -72,9 +72,9 @@ class TraceFile:
         """None: the trace has its own arrival times."""
         return None
 
-    def bad(self, number: int, what: str) -> UsageError:
+    def bad(self, number: int, mistake: str) -> UsageError:
         """The error of line ``number``."""
-        return UsageError(f"{self.path} line {number}: {what}")
+        return UsageError(f"{self.path} line {number}: {mistake}")
 
 
 L = TypeVar("L", bound=PromptLine)

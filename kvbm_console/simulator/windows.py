@@ -24,7 +24,7 @@ from kvbm_console.simulator.scheduler import Scheduler
 from kvbm_console.simulator.work import Plan, Work
 
 STEPS_MAX: Final = 4_096
-"""Of one window: bounds what a single call prepares, and is far above what arrivals and ends leave."""
+"""Iterations of one window: bounds the work of a single call, far above the windows between arrivals and ends."""
 
 
 def may_be_wide(scheduler: Scheduler, plan: Plan) -> bool:
@@ -110,7 +110,7 @@ def fills(works: Sequence[Work], size: int, steps: int) -> tuple[list[int], list
 
 
 def _first_needs(works: Sequence[Work], size: int) -> list[int]:
-    """In which iteration from now each needs a block again, having one for the next."""
+    """The iteration from now in which each request needs a block again, when it has a place for the next token."""
     return [size - work.computed % size + 1 for work in works]
 
 

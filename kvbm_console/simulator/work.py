@@ -7,7 +7,7 @@ from kvbm_console.simulator.workloads import Request
 
 
 class CloneFamily:
-    """The sequences of one request: what follows its end follows the end of the last of them."""
+    """The sequences of one request, which ends with the last of them."""
 
     __slots__ = ("left", "request")
 
@@ -36,32 +36,32 @@ class Work:
         """Tokens of the sequence, prompt and output, at the last lookup. A ``prefilled`` request has computed all but
         the last of them."""
         self.last = request.prompt_tokens + request.output_tokens - 1
-        """With so many computed tokens it samples its last one."""
+        """With so many computed tokens the sequence samples its last token."""
         self.hashes = request.hashes + request.output_hashes
         self.blocks: list[int] = []
         self.computed = 0
         self.stored = 0
         self.announced = False
-        """Whether it was named in an iteration since its (re-)admission."""
+        """True if an iteration has named the request since its (re-)admission."""
         self.prefilled = False
-        """Whether all tokens of the sequence have been computed since its (re-)admission, so that it decodes."""
+        """True if all tokens of the sequence have been computed since its (re-)admission, so that it decodes."""
         self.decoding = False
-        """Whether the leader was told that it produces tokens."""
+        """True if the leader was told that the request produces tokens."""
         self.skipped = False
         self.preempted = False
         self.loading_from: int | None = None
-        """Index of the first block that is being loaded, None when nothing is."""
+        """Index of the first block that is being loaded, None without a load."""
         self.starved_ns: int | None = None
-        """Since when it is left out because it found no block."""
+        """The time since which the request is left out because it found no block."""
         self.due = len(request.clone_hashes)
         """Clones that are opened when all tokens of the prompt have been computed."""
         self.family: CloneFamily | None = None
-        """Once they are open."""
+        """The clones once they are open."""
 
     def clone(self, index: int, blocks: list[int]) -> "Work":
-        """Sequence ``index`` of this one, which has computed its prompt, with ``blocks``.
+        """Sequence ``index`` of this request, which has computed its prompt, with ``blocks``.
 
-        One that was preempted right before it was to be cloned has a token more, which all sequences share then.
+        A request that was preempted right before its cloning has a token more, which all sequences share then.
         """
         other = Work(self.request.clone(index))
         other.hashes = self.hashes[: self.stored] + other.hashes[self.stored :]
@@ -72,33 +72,33 @@ class Work:
 
     @property
     def sampled(self) -> int:
-        """Tokens that were sampled once all that is to be computed has been."""
+        """Tokens sampled when all scheduled tokens have been computed."""
         return self.computed - self.request.prompt_tokens + 1
 
     @property
     def left(self) -> int:
-        """Tokens to compute before it samples one."""
+        """Tokens to compute before the next sampled token."""
         return 1 if self.prefilled else self.total - self.computed
 
 
 class Plan:
-    """An iteration while it is formed: the columns of ``IterationScheduled``, and who computes how much."""
+    """An iteration while it is formed: the columns of ``IterationScheduled``, and the tokens of each request."""
 
     def __init__(self) -> None:
         self.steps = 1
         """Iterations that are taken together (``windows``), in which every request decodes."""
         self.steady = 0
-        """So many of the requests that run, the first ones, compute one token more in each iteration."""
+        """So many leading running requests compute a token more in each iteration."""
         self.tokens: list[tuple[Work, int]] = []
-        """The others that take part, and what they compute."""
+        """The other requests that take part, and their tokens."""
         self.fills: list[Work] = []
         """Of several iterations: whose next block becomes full, block by block."""
         self.prefill_tokens = 0
         self.decoding = 0
         self.preempted = 0
         self.tell_at_once = False
-        """Whether calls to the leader may follow before the announcement. Then blocks are told of one by one: it must
-        not order a copy from a cached block that was given away already."""
+        """True if calls to the leader may follow before the announcement. Then blocks are told of one by one, because
+        the leader must not order a copy from a cached block that was given away already."""
         self.new: list[str] = []
         self.resumed: list[str] = []
         self.skipped: list[str] = []
@@ -110,4 +110,4 @@ class Plan:
         self.appended_counts: list[int] = []
         self.appended_ids: list[int] = []
         self.early: list[int] = []
-        """Of the appended blocks that are told of before they are needed: how many of the iterations begin first."""
+        """Appended block to the iterations that begin before the block is needed."""

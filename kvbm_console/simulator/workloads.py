@@ -42,7 +42,7 @@ class Request(msgspec.Struct, frozen=True):
 
 
 SEQUENCES_MAX: Final = 64
-"""Of one request: the engine keeps a seat for each, and more than that no batch has."""
+"""Sequences of one request: the engine keeps a seat for each, and no batch has more seats."""
 
 
 class Capacities(msgspec.Struct, frozen=True):
@@ -71,7 +71,7 @@ class Workload(Protocol):
 
     @property
     def endless(self) -> bool:
-        """Whether it goes on until it is stopped."""
+        """True if the workload goes on until it is stopped."""
         ...
 
     def begin(self, block_tokens: int) -> None:

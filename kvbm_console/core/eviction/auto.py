@@ -16,7 +16,7 @@ blocks instead of fetching popular blocks back, which is better when the popular
 
 Example: a pool of 700 places samples one block in 7, so each shadow has 100 places. After the first 256 sampled
 references the shadow of recency had 40 hits and that of the half-life of 100 s had 60. The bar is 40 + 1 % of 256 + 8
-= 50.6 hits, so the half-life of 100 s is taken. At the next epoch these counts weigh 0.985 of new ones.
+= 50.6 hits, so the half-life of 100 s is taken. At the next epoch these counts weigh 0.985 of new counts.
 
 Law of this file: the choice depends on the touches alone.
 """
@@ -35,7 +35,7 @@ SAMPLED_SHARE: Final = 7
 """One block in so many is sampled: the shadows then cost about as much as the pool itself. A prime, so that ids in
 sequence are spread evenly."""
 _REMAINDER: Final = 3
-"""Which ones; not 0, because traces like to call the block that every prompt begins with 0."""
+"""The sampled remainder. It is not 0, because traces often give the id 0 to the block that begins every prompt."""
 EPOCH_REFERENCES: Final = 256
 """Sampled references between two decisions."""
 MEMORY: Final = 0.985
@@ -49,7 +49,7 @@ RETURN: Final = 0.02
 """The way back to recency is shorter: it is taken when recency was better by this share over the last few epochs. A
 wrong choice of frequency keeps dead blocks for long, whereas a wrong choice of recency passes soon."""
 EVIDENCE: Final = 8
-"""And by this many hits besides, so that a handful of lucky ones at the beginning does not count."""
+"""And by this many hits besides, so that a few lucky hits at the beginning do not count."""
 BATCHES: Final = 16
 """The shadows look at touches in batches of one part in so many of their capacity: a call for each would cost more."""
 
@@ -98,7 +98,7 @@ class LrfuAuto(Lrfu):
         share = max(1, capacity // SAMPLED_SHARE)
         self._batch_keys = max(1, share // BATCHES)
         self._sample: dict[int, int] = {}
-        """Sampled key to its stamp, the last touched ones last; as many as ghosts and blocks are sampled."""
+        """Sampled key to its stamp, the last touched keys last; as many as ghosts and blocks are sampled."""
         self._sample_max = max(1, (self.ghosts_max + capacity) // SAMPLED_SHARE)
         self._shadows = [rule.shadow(share, self._sample) for rule in RULES]
         self._current = 0
@@ -120,7 +120,7 @@ class LrfuAuto(Lrfu):
         self._uses: Counter[int] = Counter()
         """Key to its touches, as long as it is known."""
         self._residence = False
-        """Whether the rule in force counts uses while resident only."""
+        """True if the rule in force counts uses while resident only."""
         self._before: dict[int, int] = {}
         """Resident key to its touches before it became resident, while ``_residence``. Keys that were resident before
         the rule have 0."""
@@ -132,17 +132,16 @@ class LrfuAuto(Lrfu):
         self._show(keys, at_ns)
 
     def use(self, keys: Sequence[int], at_ns: int) -> None:
-        """One more use of each, here and in the shadows, which store what they are asked for."""
+        """One more use of each, here and in the shadows, which store every key that is asked for."""
         super().use(keys, at_ns)
         self._show(keys, at_ns)
 
     @property
     def is_recency(self) -> bool:  # type: ignore[override]
-        """Whether the rule in force is recency."""
+        """True if the rule in force is recency."""
         return not self._current
 
     def _show(self, keys: Sequence[int], at_ns: int) -> None:
-        """The shadows will see the sampled ones of these keys."""
         sampled = [key for key in reversed(keys) if key % SAMPLED_SHARE == _REMAINDER]
         if sampled:
             stamps, sample = self._stamp, self._sample
@@ -178,7 +177,6 @@ class LrfuAuto(Lrfu):
     # --- the choice ---
 
     def _look(self) -> None:
-        """The shadows see what has waited for them."""
         for index, shadow in enumerate(self._shadows):
             self._hits[index] += shadow.use(self._batch)
         self._sampled += self._waiting
@@ -213,7 +211,7 @@ class LrfuAuto(Lrfu):
         return best if scores[best] > bar and recent[best] >= recent[current] else current
 
     def _follow(self, index: int) -> None:
-        """Rank by this rule from now on; a half-life as if all touches of a block had been at the time of its last one.
+        """Rank by this rule from now on; a half-life dates all touches of a block at the time of its last touch.
 
         Uses and last touch both grow from child to parent, so the order along a chain stays right.
         """
@@ -264,7 +262,7 @@ class LrfuAuto(Lrfu):
         }
 
     def restore(self, exported: Any) -> None:
-        """Become what was exported."""
+        """Take over exported columns."""
         if "before" in exported:
             keys, uses, before = known_columns(exported)[0], exported["uses"], exported["before"]
         else:  # an older recording: a row for each key

@@ -57,13 +57,13 @@ class EvictionPolicy(Protocol):
         ...
 
     def forget(self, keys: Iterable[int]) -> None:
-        """These blocks are not resident any more; unknown ones are fine."""
+        """These blocks are not resident any more; unknown keys are ignored."""
         ...
 
     def victims(
         self, count: int, evictable: Callable[[int], bool] | None = None, protected: Collection[int] = (),
     ) -> list[int] | None:
-        """The ``count`` keys to evict, first one first, none of them protected; None when there are fewer.
+        """The ``count`` keys to evict, the coldest first, none of them protected; None when there are fewer.
 
         Choosing changes nothing that a later choice could see. The caller evicts the keys with ``forget``.
         """
@@ -78,7 +78,7 @@ class EvictionPolicy(Protocol):
         ...
 
     def restore(self, exported: Any) -> None:
-        """Become what was exported; raises ``ValueError`` or ``TypeError`` on anything else."""
+        """Take over exported columns; raises ``ValueError`` or ``TypeError`` on anything else."""
         ...
 
 
@@ -87,7 +87,7 @@ class TierPolicy(EvictionPolicy, Protocol):
 
     @property
     def is_recency(self) -> bool:
-        """Whether its ranks are recency alone at the moment."""
+        """True if the policy ranks by recency alone at the moment."""
         ...
 
     def use(self, keys: Sequence[int], at_ns: int) -> None:
@@ -107,11 +107,11 @@ class PolicyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Which policy a pool is ruled by, and its parameters. Policies ignore the parameters of others."""
 
     policy: str = "simple_lru"
-    """Recordings from before there were policies were made with this one. Users get ``DEFAULT_POLICY``."""
+    """Recordings without a policy in their header used this policy. Users get ``DEFAULT_POLICY``."""
     frequency_weight: float = 0.3
     """``adaptive_lru``: share of frequency in the rank, from 0 (pure recency) to 1 (pure frequency)."""
     frequency_credit_s: float = 1_000.0
-    """``adaptive_lru``: seconds of recency that a block which was never touched again is behind a popular one."""
+    """``adaptive_lru``: seconds of recency by which a popular block is ahead of a block without a second touch."""
     half_life_s: float = 300.0
     """``lrfu``: after this long a touch counts half."""
     pin_tail_tokens: int = 0
@@ -121,7 +121,7 @@ class PolicyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     pin_ttl_s: float = 60.0
     """How long a pin lasts; a sequence that goes on is pinned anew."""
     priority_ttl_s: float = 60.0
-    """How long after its end the blocks of a request with a priority above 0 are kept before those of lower ones."""
+    """How long after its end the blocks of a request with a priority above 0 outrank those of lower priority."""
 
     disk_admission: int = 0
     """Above 1, a block is written to the disk tier only when so many requests have named or computed it."""

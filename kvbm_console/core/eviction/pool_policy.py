@@ -4,7 +4,7 @@ Law of this file: a guard only takes keys out of the policy's reach, for a time 
 changes a rank. Pins are never evicted while they last. Together they hold at most ``GUARDED_SHARE`` of the pool, and
 the oldest give way. A block with a priority is evicted only when no block with a lower priority is left. The pinned
 blocks of a sequence are a prefix of it, because a block without its prefix is of no use. For the same reason a block is
-not evicted before one that continues it (I13), whatever the ranks say.
+not evicted before a block that continues it (I13), whatever the ranks say.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -46,7 +46,7 @@ class PoolPolicy:
         self._parent: dict[int, int] = {}
         """Resident key to its parent."""
         self._child: dict[int, int] = {}
-        """Key to one of its resident children: most have one alone."""
+        """Key to one of its resident children; most keys have a single child."""
         self._siblings: dict[int, set[int]] = {}
         """Key to its further children. Together with ``_child`` the inverse of ``_parent``."""
 
@@ -121,14 +121,13 @@ class PoolPolicy:
                 del self._siblings[parent]
 
     def _children(self, key: int) -> list[int]:
-        """Its resident children, in order."""
         child = self._child.get(key)
         return [] if child is None else sorted([child, *self._siblings.get(key, ())])
 
     def guard(self, keys: Sequence[int], level: int, until_ns: int) -> None:
         """Keep these blocks, parents before children, from eviction until then; a higher or later guard stays."""
         guards = self._guards
-        # Deepest first: when guards have to give way, a prefix is never without one that its continuation has.
+        # Deepest first: when guards give way, no prefix loses its guard before its continuation does.
         for key in reversed(keys):
             before = guards.pop(key, (0, 0))
             guards[key] = (max(level, before[0]), max(until_ns, before[1]))
@@ -306,7 +305,7 @@ class PoolPolicy:
         }
 
     def restore(self, exported: Any) -> None:
-        """Become what was exported."""
+        """Take over exported columns."""
         self.policy.restore(exported["policy"])
         if self._recency is not None:
             self._recency.restore(exported["recency"])

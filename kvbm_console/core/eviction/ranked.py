@@ -68,7 +68,7 @@ class Ranked:
         """The rank of a resident key, of which the smallest is evicted first. A function, since it is called most of
         all."""
         self._queued: dict[int, int] = {}
-        """Resident key to the number of its one live entry: the stamp of a touch, or one below zero without a touch."""
+        """Resident key to the number of its live entry, which is the stamp of a touch, or negative without a touch."""
         self._numbered = 0
         """Entries whose stamp is that of another block, so that an earlier entry of the key may have it too."""
         self._heap: list[Entry] = []
@@ -77,7 +77,7 @@ class Ranked:
         self._first: float | None = 1
         """The value of a block at its first use; None when whatever enters has the highest rank of all."""
         self._front: deque[Entry] = deque()
-        """Entries that a choice of victims has come by, in order: the next one begins with them."""
+        """Entries that a choice of victims has passed, in order; the next choice begins with them."""
         self._clock = -1
         """The last stamp."""
 
@@ -96,7 +96,7 @@ class Ranked:
             self._enter(entering)
 
     def use(self, keys: Sequence[int], at_ns: int) -> None:
-        """See ``TierPolicy.use``. Without a memory of evicted blocks only resident ones count."""
+        """See ``TierPolicy.use``. Without a memory of evicted blocks only resident blocks count."""
         used = keys[::-1]
         if not self.remembers:
             used = list(filter(self._queued.__contains__, used))
@@ -136,7 +136,7 @@ class Ranked:
         self._value.update(keys)
 
     def _enter(self, keys: Sequence[int], aside: bool = False) -> None:
-        """These keys become resident: they were just touched, or are put ``aside`` another one."""
+        """These keys become resident: they were just touched, or are put ``aside`` another key."""
         stamps, values, queued, rank, first = self._stamp, self._value, self._queued, self.rank, self._first
         if aside:
             for key in keys:
@@ -172,7 +172,6 @@ class Ranked:
             self._rebuild()
 
     def _drop(self, key: int) -> None:
-        """Forget everything about this key."""
         del self._stamp[key]
         self._value.pop(key, None)  # a Counter deletes in Python, and pops in C
 
@@ -231,7 +230,7 @@ class Ranked:
     # --- keyframes ---
 
     def export(self) -> Any:
-        """Every known key by stamp, as columns: keys, stamps, values, whether it is resident.
+        """Every known key by stamp, as columns: keys, stamps, values, residence.
 
         There may be hundreds of thousands, and the caller waits, so no object is made for a key.
         """
@@ -243,7 +242,7 @@ class Ranked:
         }
 
     def restore(self, exported: Any) -> None:
-        """Become what was exported."""
+        """Take over exported columns."""
         self._clock = exported["clock"]
         keys, stamps, values, resident = known_columns(exported)
         self._stamp.update(zip(keys, stamps, strict=True))
@@ -253,7 +252,7 @@ class Ranked:
 
 
 def known_columns(exported: Any) -> tuple[Sequence[int], Sequence[int], Sequence[Any], Sequence[int]]:
-    """Keys, stamps, values and residence of what ``Ranked.export`` made; older recordings have a row for each key."""
+    """The columns of ``Ranked.export``: keys, stamps, values, residence; older recordings have a row for each key."""
     if "known" in exported:
         rows = exported["known"]
         return tuple([row[column] for row in rows] for column in range(4))  # type: ignore[return-value]

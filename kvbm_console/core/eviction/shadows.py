@@ -1,8 +1,8 @@
 """Shadow caches: small caches over a sample of the blocks that only count their hits.
 
 Law of this file: each shadow ranks as its full-sized namesake does, which a test compares. No key is protected, and a
-shadow evicts as soon as a batch of touches has made it too large. Stamps do not depend on what is resident where, so
-all shadows look at one column of them.
+shadow evicts as soon as a batch of touches has made it too large. Stamps do not depend on residence, so all shadows
+read one column of them.
 """
 
 from collections import OrderedDict, deque
@@ -84,7 +84,7 @@ class _Heap:
         self._stamps = stamps
         self._value: dict[int, float] = {}
         self._resident: dict[int, int] = {}
-        """Key to the stamp of its one live entry; an entry with an older one than the column's is put back."""
+        """Key to the stamp of its one live entry; an entry with an older stamp than the column's is put back."""
         self._heap: list[Entry] = []
         self._fresh: deque[Entry] = deque()
 
@@ -176,7 +176,7 @@ class LrfuShadow(_Heap):
         return hits
 
     def _refer(self, exponent: float) -> None:
-        """Refer the sums to a time so many half-lives later; what is too old to count becomes 0, and stamps decide."""
+        """Refer the sums to a time so many half-lives later; a sum too old to count becomes 0, and stamps decide."""
         self._base += exponent
         factor = 2.0**-exponent
         self._value = {key: value * factor for key, value in self._value.items()}

@@ -77,7 +77,7 @@ class SimpleLru:
             self._drop_dead()
 
     def use(self, keys: Sequence[int], at_ns: int) -> None:
-        """See ``TierPolicy.use``; what is not resident is not remembered."""
+        """See ``TierPolicy.use``; keys that are not resident are not remembered."""
         self.touch(list(filter(self._at.__contains__, keys)), at_ns)
 
     def insert(self, keys: Sequence[int], beside: int | None, at_ns: int) -> None:
@@ -93,7 +93,7 @@ class SimpleLru:
             row[:] = [key for key in row if key not in dead]
             self._carried += len(row)
             self._passed = 0
-        # The end of a prompt is stored first, so one block after the other is put beside the same one.
+        # The end of a prompt is stored first, so one block after the other is put beside the same ancestor.
         place = self._beside if self._beside < len(row) and row[self._beside] == beside else row.index(beside)
         row[place:place] = reversed(keys)
         self._beside = place + len(keys)
@@ -124,7 +124,7 @@ class SimpleLru:
                 self._newest = number
                 return True
         except KeyError:
-            pass  # one was forgotten
+            pass  # a key was forgotten
         del touches[number]
         self._carried -= len(keys)
         return False
@@ -147,7 +147,7 @@ class SimpleLru:
             return chosen
         for number, keys in self._touches.items():
             while start < len(keys):
-                # In parts: what is behind the last victim is not looked at.
+                # In parts, so that the keys behind the last victim are not read.
                 end = start + max(count - len(chosen), _AT_ONCE)
                 chosen += [
                     key for key in keys[start:end]
@@ -175,7 +175,7 @@ class SimpleLru:
         return 0
 
     def gauges(self) -> dict[str, float]:
-        """Nothing beside what every policy tells."""
+        """No counts of its own."""
         return {}
 
     def export(self) -> Any:
@@ -184,7 +184,7 @@ class SimpleLru:
         return [key for number, keys in self._touches.items() for key in keys if live(key) == number]
 
     def restore(self, exported: Any) -> None:
-        """Become what was exported."""
+        """Take over exported columns."""
         self._at.clear()
         self._stand(list(exported))
 

@@ -24,7 +24,7 @@ Grammar
 whole text, or with the label of a word. A text of letters, digits and ``_ . * ? [ ] - : / @ # % + !`` needs no quotes.
 Words (states, tiers, routes, statuses, reasons, sites, kinds) may be written in capitals and with ``-`` for ``_``. A
 duration or a size needs a unit. A value that a slot or an event does not have is ``none``, which is unequal to every
-other value, and neither less nor greater. A field that has several values (the slots of an event) compares when one of
+other value, and neither less nor greater. A field that has several values (the slots of an event) compares when any of
 them does.
 
 Limits: 1,024 characters, 32 levels of parentheses and ``not``, 64 comparisons, 256 characters of one word. An error is
@@ -101,7 +101,7 @@ def compile_log(template: str) -> Fill:
 
 
 def fields_of(schema: Schema) -> list[tuple[str, str, str]]:
-    """(name, kind, what it is) of every field, for help and editors."""
+    """(name, kind, meaning) of every field, for help and editors."""
     return [(field.name, _kind(field), field.about) for field in schema.fields.values()]
 
 

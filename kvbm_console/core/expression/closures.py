@@ -91,7 +91,7 @@ def _called(field: Field, name: str, wanted: bool) -> Test:
     """A request is also equal to the id that its client was given."""
     get = field.get
     if field.many:
-        return lambda item, state, moment: any(is_called(one, name) for one in get(item, state, moment)) is wanted
+        return lambda item, state, moment: any(is_called(value, name) for value in get(item, state, moment)) is wanted
 
     def test(item: Any, state: Any, moment: Any) -> bool:
         found = get(item, state, moment)
@@ -117,7 +117,7 @@ def _unequal(get: Getter, value: Any) -> Test:
 
 def _ordered(field: Field, sign: str, value: Any) -> Test:
     get, compare = field.get, _ORDER[sign]
-    if field.less is not None and field.greater is not None:  # whole numbers, so ``<=`` is ``<`` of the next one
+    if field.less is not None and field.greater is not None:  # whole numbers, so ``<=`` is ``<`` of the next number
         return field.less(value + (sign == "<=")) if sign in ("<", "<=") else field.greater(value - (sign == ">="))
     if field.optional:
         def test(item: Any, state: Any, moment: Any) -> bool:
@@ -147,7 +147,7 @@ def _with_other(get: Getter, sign: str, other: Getter) -> Test:
 
 
 def _many(get: Getter, sign: str, value: Any) -> Test:
-    if value is None:  # with ``none``: whether there are any
+    if value is None:  # ``none`` tests for an empty tuple
         return (_opposite if sign == "=" else lambda test: test)(_truth(get))
     if sign == "=":
         return lambda item, state, moment: value in get(item, state, moment)
@@ -247,7 +247,7 @@ def _one(field: Field, value: Any) -> str:
 
 
 def variables(item: Any, state: Any, moment: Any, schema: Schema) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """(names, values as text) of every field that has a value: what a debugger shows of a stopped slot."""
+    """(names, values as text) of every field that has a value; a debugger shows them of a stopped slot."""
     found = [(name, field.get(item, state, moment), field) for name, field in schema.fields.items()]
     known = [(name, value_text(field, value)) for name, value, field in found if value is not None]
     return tuple(name for name, _ in known), tuple(text for _, text in known)

@@ -199,12 +199,12 @@ def event_fields(block_bytes: int | None = None) -> list[Field]:
               optional=True),
         Field("point", word, _attribute("point"), "Where a hold stands still.", words(WaitPoint), ordered=False,
               optional=True),
-        Field("action", word, _attribute("action"), "What a hit did.", words(BreakpointAction), ordered=False,
+        Field("action", word, _attribute("action"), "The action of a hit.", words(BreakpointAction), ordered=False,
               optional=True),
         Field("breakpoint", number, _breakpoints, "The breakpoints of a hit or a hold.", many=True, optional=True),
         Field("hold", number, _attribute("hold"), "The hold.", optional=True),
-        Field("by", Kind.TEXT, _texts("by", "owner"), "Who did it.", ordered=False, many=True, optional=True),
-        Field("ok", word, _attribute("ok"), "Whether a rank could copy.", YES_NO, ordered=False, optional=True),
+        Field("by", Kind.TEXT, _texts("by", "owner"), "Its client or owner.", ordered=False, many=True, optional=True),
+        Field("ok", word, _attribute("ok"), "Yes if the rank could copy.", YES_NO, ordered=False, optional=True),
         Field("text", Kind.TEXT, _text, "Its line of text.", ordered=False),
     ]
     if block_bytes is not None:

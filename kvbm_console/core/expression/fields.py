@@ -106,7 +106,7 @@ def _tier_counts(tier: Tier) -> list[Field]:
         _count(name + "resident", total(_CACHED, _REFERENCED, _WRITING), f"Places of {label} with content."),
         _count(name + "empty", total(_EMPTY), f"Empty places of {label}."),
         _count(name + "cached", total(_CACHED), f"Places of {label} with content and no holder."),
-        _count(name + "referenced", total(_REFERENCED), f"Places of {label} that somebody holds."),
+        _count(name + "referenced", total(_REFERENCED), f"Places of {label} with a holder."),
         _count(name + "writing", total(_WRITING), f"Places of {label} that a copy writes."),
     ]
 
@@ -140,7 +140,7 @@ def slot_fields(now: Callable[[], int] | None = None, block_bytes: int | None = 
         _count("blocks", lambda i, s, m: len(i.device_blocks), "Device blocks of the slot."),
         _count("blocks.staged", lambda i, s, m: sum(len(ids) for _, ids in i.staged), "Blocks staged for it."),
         _count("outstanding", lambda i, s, m: len(i.outstanding), "Its candidates that are not terminal."),
-        Field("held", Kind.WORD, lambda i, s, m: i.hold is not None, "Whether it is held.", YES_NO, ordered=False),
+        Field("held", Kind.WORD, lambda i, s, m: i.hold is not None, "Yes if the slot is held.", YES_NO, ordered=False),
         Field("hold", Kind.ID, lambda i, s, m: i.hold, "The number of its hold.", optional=True),
         Field("point", Kind.WORD, _point, "Where its hold stands still.", words(WaitPoint), ordered=False,
               optional=True),
@@ -191,7 +191,7 @@ def _age_at(item: Any, state: Any, moment: Any) -> int:
 def condition_fields() -> list[Field]:
     """Fields of a slot that passes a site. At a move its age is that in the state it leaves: it is 0 in the other."""
     fields = [field for field in slot_fields() if field.name != "age"]
-    age = Field("age", Kind.DURATION, _age_at, "How long it has been in its state; at a move, in the one it leaves.")
+    age = Field("age", Kind.DURATION, _age_at, "Time since the slot entered its state; at a move, the old state.")
     return [*fields[:3], age, *fields[3:], *moment_fields()]
 
 

@@ -274,7 +274,7 @@ class _Parser:
 
 
 def _whole(field: Field, digits: str, unit: str, column: int, unit_column: int) -> int:
-    """The number in base units; refuses a unit of another kind and what is not whole or too large."""
+    """The number in base units; refuses a unit of another kind and a number that is not whole or too large."""
     units = UNITS[field.kind]
     if unit and unit not in units:
         of = next((kind for kind, known in UNITS.items() if unit in known), None)
@@ -297,7 +297,7 @@ _BASE: Final = {Kind.COUNT: "things", Kind.ID: "things", Kind.DURATION: "nanosec
 
 
 def complete(text: str, schema: Schema) -> list[str]:
-    """Words that may stand in place of the last, unfinished one; empty when nothing can be said.
+    """Words that may replace the last, unfinished word; empty when none can follow.
 
     >>> from kvbm_console.core.expression.fields import SLOT
     >>> complete("state = onb", SLOT)

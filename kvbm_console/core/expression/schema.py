@@ -1,4 +1,4 @@
-"""Kinds of values, units, and what a context lets an expression name.
+"""Kinds of values, units, and the fields that a context lets an expression name.
 
 Law of this file: an error names the column, counted from 1, in one sentence.
 """
@@ -17,7 +17,7 @@ CHARS_MAX: Final = 1_024
 DEPTH_MAX: Final = 32
 """Parentheses and ``not`` inside each other; keeps every walk over a tree far from the interpreter's own limit."""
 TERMS_MAX: Final = 64
-"""Comparisons of one expression: bounds what a breakpoint may cost at each site."""
+"""Comparisons of one expression: bounds the cost of a breakpoint at each site."""
 WORD_CHARS_MAX: Final = 256
 """Characters of one word or text, as of a request id."""
 LISTED_MAX: Final = 12
@@ -77,11 +77,11 @@ class Field(msgspec.Struct, frozen=True):
     words: Mapping[str, Any] = {}
     """Labels of a field of words, with the values that ``get`` returns for them."""
     ordered: bool = True
-    """Whether ``<`` and its kin make sense; never for text."""
+    """True if ``<`` and its kin make sense; never for text."""
     optional: bool = False
-    """Whether ``get`` may return None; such a field may be compared with ``none``."""
+    """True if ``get`` may return None; such a field may be compared with ``none``."""
     many: bool = False
-    """Whether ``get`` returns a tuple: a comparison holds when it holds for one of them."""
+    """True if ``get`` returns a tuple: a comparison holds when it holds for any of them."""
     less: Callable[[int], Test] | None = None
     """For a field that conditions ask often: the test ``below this number`` in one call instead of two or three."""
     greater: Callable[[int], Test] | None = None
@@ -89,7 +89,7 @@ class Field(msgspec.Struct, frozen=True):
 
     @property
     def flag(self) -> bool:
-        """Whether it is yes or no, and may stand alone."""
+        """True if the value is yes or no, so the field may stand alone."""
         return self.words.keys() == YES_NO.keys()
 
 
@@ -106,7 +106,7 @@ class Schema:
             raise ValueError(f"a field of {name} stands twice")
 
     def find(self, name: str, column: int) -> Field:
-        """The field of this name; refuses an unknown one with the nearest valid name."""
+        """The field of this name; refuses an unknown name with the nearest valid name."""
         field = self.fields.get(name)
         if field is None:
             raise ExpressionError(column, f"{self.name} has no field `{short(name)}`; {nearest(name, self.fields)}")
@@ -114,7 +114,7 @@ class Schema:
 
 
 def nearest(text: str, known: Mapping[str, Any]) -> str:
-    """The valid name that is closest to what was typed, or all when they are few and none is close.
+    """The valid name that is closest to the typed text, or all when they are few and none is close.
 
     >>> nearest("onbording", {"onboarding": 1, "decoding": 2})
     'the nearest is `onboarding`'
@@ -122,7 +122,7 @@ def nearest(text: str, known: Mapping[str, Any]) -> str:
     lowered = {name.lower(): name for name in known}
     wanted = text.lower()[:WORD_CHARS_MAX]
     found = get_close_matches(wanted, lowered, 1, 0.6)
-    if not found:  # a part of a dotted name is what people remember
+    if not found:  # users remember a part of a dotted name
         found = [name for name in lowered if wanted in name.split(".")][:1]
     if not found and len(known) <= LISTED_MAX:
         return f"there are {', '.join(known)}"
@@ -130,6 +130,6 @@ def nearest(text: str, known: Mapping[str, Any]) -> str:
 
 
 def short(text: str) -> str:
-    """A piece of what was typed, fit to be quoted in a sentence."""
+    """A piece of the typed text, fit to be quoted in a sentence."""
     clean = "".join(character if character.isprintable() else "?" for character in text)
     return clean if len(clean) <= 40 else clean[:39] + "…"

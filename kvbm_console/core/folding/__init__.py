@@ -1,4 +1,4 @@
-"""How each kind of event changes facts: one function a kind, by what it concerns.
+"""How each kind of event changes facts: one function a kind, one file a subject.
 
 Law of this package: only ``CacheState.apply`` calls it. A function checks what consistency needs, raises ``FoldError``,
 and never decides.

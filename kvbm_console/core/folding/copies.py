@@ -105,7 +105,7 @@ def _candidate_ended(state: "CacheState", e: ev.CandidateEnded) -> None:
     state.pools[operation.target_pool].unref(operation.targets)
     _close_candidate(state, e.candidate, e.status)
     if e.status in (CandidateStatus.COMPLETED, CandidateStatus.FAILED):
-        # Of an engine that is watched only one side is known by place.
+        # A watched engine reports the places of one side only.
         moved = max(len(operation.sources), len(operation.targets)) - len(operation.failed)
         by_route = state.totals.moved_blocks
         by_route[candidate.route.label] = by_route.get(candidate.route.label, 0) + moved

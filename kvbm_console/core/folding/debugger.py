@@ -117,7 +117,7 @@ def _reset_done(state: "CacheState", e: ev.ResetDone) -> None:
         raise FoldError("a reset left slots, candidates, operations or holds behind")
     for pool in state.pools:
         if pool.info.authority in (Authority.LEADER, Authority.ENGINE):
-            pool.clear()  # what is only watched is not ours to reset: its engine still holds it
+            pool.clear()  # a watched pool is not reset, because its engine still holds the blocks
     state.batches.clear()
     state.epoch = e.epoch
     state.running = state.waiting = 0

@@ -70,7 +70,7 @@ def _slot_moved(state: "CacheState", e: ev.SlotMoved) -> None:
     if new in _SKIPPED:
         slot.skipped_since = e.iteration
     elif old in _SKIPPED:
-        # Back in an iteration: that one is not skipped. Otherwise the last one that was formed is.
+        # A slot that is back in an iteration takes part in it. Otherwise it was left out of the last formed iteration.
         back = new is SlotState.PREFILLING or new is SlotState.DECODING
         slot.skipped_iterations += e.iteration - slot.skipped_since + (not back)
     if new is SlotState.PREFILLING:

@@ -69,14 +69,14 @@ HANDLERS: Final[dict[type[st.Stimulus], Callable[[Decider, Any], Any]]] = {
 _ROUTES: Final = {
     kind: (st.ENTRY_TAGS[kind], handler, "request" in kind.__struct_fields__) for kind, handler in HANDLERS.items()
 }
-"""Stimulus type to (its tag, its handler, whether it names a request)."""
+"""Stimulus type to (its tag, its handler, True if it names a request)."""
 _OF_THE_GATE: Final = (
     ev.BreakpointHit, ev.BreakpointStopped, ev.SlotHeld, ev.HoldDenied, ev.SlotCaptured, ev.Frozen, ev.HoldReleased,
 )
 """Events that a breakpoint before the call may lead to; a refusal after them is no bug."""
 
 _QUICK_MASK: Final = 15
-"""Stimuli between two looks at the counts of the pools, less one: a look costs a microsecond, a stimulus a few."""
+"""Stimuli between two checks of the pools' counts, less one: a check costs a microsecond, a stimulus a few."""
 _ROUNDS: Final = 3
 """Rounds of planning. A copy into a pool may need room there, for which another block must be copied further down."""
 
@@ -134,7 +134,7 @@ class Leader(Decider):
         return Outcome(result, events, self.instructions)
 
     def _call_will(self, stimulus: st.Stimulus, request: str) -> None:
-        """Only a lookup can stand still before it: the other entry points are told what has happened already."""
+        """Only a lookup can stand still before it: the other entry points report events that have happened already."""
         slot = self.state.slot_named(request)
         if isinstance(stimulus, st.MatchRequested) and slot is not None and not self._announced(slot.slot):
             strike(self, Site.CALL_WILL, slot, slot.state, slot.state)
@@ -150,7 +150,7 @@ class Leader(Decider):
         strike(self, Site.CALL_DID, slot, slot.state, slot.state)
 
     def _announced(self, slot: int) -> bool:
-        """Whether this very call has passed its ``call.will`` in the caller's task."""
+        """True if this call has passed its ``call.will`` in the caller's task."""
         return self.memory.announced.get(slot) == self.entry
 
     def _verify(self, *, full: bool = True) -> None:
@@ -182,7 +182,7 @@ class Leader(Decider):
 
     @classmethod
     def restore(cls, config: LeaderConfig, facts: bytes, memory: bytes) -> "Leader":
-        """The leader of a complete keyframe; it goes on exactly as the one that wrote it."""
+        """The leader of a complete keyframe; it goes on exactly as the leader that wrote it."""
         leader = cls(config)
         leader.state = decode_facts(facts)
         leader.live_memory = LiveMemory.restore(memory, leader.state.pools)

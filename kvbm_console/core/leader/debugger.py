@@ -79,7 +79,7 @@ def breakpoints_replaced(decider: Decider, s: st.BreakpointsReplaced) -> tuple[B
 
 
 def check_spec(spec: BreakpointSpec) -> None:
-    """Refuse what can never be evaluated: an expression or a template that does not compile."""
+    """Refuse an expression or a template that does not compile."""
     for field, text, compile_one in (
         ("condition", spec.condition, compile_condition), ("log", spec.log, compile_log),
     ):

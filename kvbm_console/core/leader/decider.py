@@ -51,7 +51,7 @@ class Outcome(msgspec.Struct):
 
 
 class Decider:
-    """Facts, memory and gate of one host, with the verbs that handlers are written in."""
+    """Facts, memory and gate of one host, with the verbs that handlers use."""
 
     def __init__(self, config: LeaderConfig, state: CacheState | None = None, live: LiveMemory | None = None) -> None:
         self.config = config
@@ -71,7 +71,7 @@ class Decider:
         self.observer: Callable[[Moment, SlotFacts], None] | None = None
         """Called at every watched site before its breakpoints are; it decides nothing."""
         self.meter: Callable[[], int] | None = None
-        """A clock of the shell: what conditions cost is counted with it, and nothing is decided by it."""
+        """A clock of the shell that measures the cost of conditions; no decision depends on it."""
         self.condition_ns: dict[int, int] = {}
         self.evictions: Counter[tuple[Tier, EvictRule]] = Counter()
         """Blocks given up by tier and deciding rule, for metrics; no aid, so a restored leader counts from 0."""
@@ -109,13 +109,13 @@ class Decider:
         self.instructions.append(instruction)
 
     def look_at_pools(self) -> None:
-        """After a pool was declared, or of other facts: which sources are only watched, and what is below each pool."""
+        """Find the watched sources and the pool below each pool, after a change of the pools."""
         pools = self._below_of = self.state.pools
         watched = [pool for pool in pools if pool.info.authority is Authority.OBSERVED]
         ours = [pool for pool in pools if pool.info.authority is Authority.LEADER]
         self.watched = frozenset(pool.info.source for pool in watched)
         self._lower = sorted(ours, key=lambda pool: pool.info.tier)
-        # What is only watched is not copied by us.
+        # The leader copies no blocks of a watched pool.
         self._below = [
             None if pool in watched else next((lower for lower in ours if lower.info.tier > pool.info.tier), None)
             for pool in pools
@@ -127,7 +127,7 @@ class Decider:
     # --- look-ups that refuse --------------------------------------------------------------------
 
     def live(self, request: str) -> SlotFacts:
-        """The slot of a request that is not finished; refuses an unknown one."""
+        """The slot of a request that is not finished; refuses an unknown request."""
         number = self.state.slot_of.get(request)
         if number is None:
             raise Refused(f"request {request!r} is not known")
@@ -145,7 +145,7 @@ class Decider:
         return self.device_pool(source).info.block_tokens if source in self.watched else self.config.block_tokens
 
     def below(self, pool: PoolFacts) -> PoolFacts | None:
-        """The pool that this one is copied down to: the next lower tier that the leader decides."""
+        """The pool that receives copies down from this pool: the next lower tier that the leader decides."""
         if self._below_of is not self.state.pools:
             self.look_at_pools()
         return self._below[pool.info.pool]
@@ -186,10 +186,10 @@ class Decider:
         self.emit(ev.DeviceBlocksReleased, slot.slot, pack_ids(places), why)
         self.memory.let_go(pool, places)
         if self.memory.pools[pool.info.pool].ordered:
-            self.mark_dirty(pool)  # what was held by its request can be evicted now
+            self.mark_dirty(pool)  # the blocks that its request held can be evicted now
 
     def release_staging(self, slot: SlotFacts, why: ReleaseReason) -> None:
-        """The slot gives up what is staged for it, and the deadline with it: without the one there is not the other."""
+        """The slot gives up its staged blocks, and with them their deadline."""
         if not slot.staged:
             return
         self.clear_deadline("staging", slot.slot)
@@ -248,7 +248,7 @@ class Decider:
         )
 
     def gave_up(self, pool: PoolFacts, places: list[int], hashes: list[int]) -> None:
-        """Memory after places lost their content: free places, order, what is unsaved above, why it will be missed."""
+        """Memory after places lost their content: free places, order, unsaved blocks above, reasons of later misses."""
         self.memory.saved(pool, places)
         self.memory.evicted(pool, places)
         index = pool.info.pool
@@ -301,7 +301,7 @@ class Decider:
     # --- the gate and holds ----------------------------------------------------------------------
 
     def rearm(self) -> None:
-        """Build the gate anew; None when nothing is armed, so that a site costs one comparison."""
+        """Build the gate anew; None when no breakpoint is armed, so that a site costs one comparison."""
         gate = Gate(self.state.breakpoints, self.meter, self.condition_ns, self.stops())
         self.gate = gate if gate.sites else None
 
@@ -321,12 +321,12 @@ class Decider:
         self.ask(SetDeadline(number, self.config.staging_deadline_ns, Clock.ENGINE))
 
     def clear_deadline(self, kind: str, key: int) -> None:
-        """Drop the deadline of this purpose, if there is one."""
+        """Drop the deadline of this purpose, if any."""
         number = self.memory.drop_deadline(kind, key)
         if number is not None:
             self.ask(ClearDeadline(number))
 
-    # --- telling what went wrong -----------------------------------------------------------------
+    # --- reporting errors -------------------------------------------------------------------------
 
     def story(self, slot: int) -> tuple[str, ...]:
         """The recent events about one slot, oldest first, as text."""

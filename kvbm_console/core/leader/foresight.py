@@ -1,7 +1,7 @@
 """The memory of predictors, and the fate of their guesses.
 
 Law of this file: plain, bounded containers in deterministic order. They name hashes and counts, and ``prefetch``
-decides what is copied.
+decides which blocks are copied.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -13,7 +13,7 @@ import msgspec
 SUCCESSORS: Final = 3
 """Blocks that are remembered to follow one block, the likeliest first."""
 CONTEXTS_MAX: Final = 100_000
-"""Blocks whose followers are remembered, the last seen ones: 30 MB at most."""
+"""Blocks whose followers are remembered, the last seen of all: 30 MB at most."""
 STEPS: Final = 32
 """How far a guess is followed beyond the prompt: the length of a long turn."""
 SESSIONS_MAX: Final = 1_024
@@ -32,7 +32,7 @@ PROBE_BLOCKS: Final = 16
 """While limited, every 8th guess is followed for 16 blocks. This shows in seconds that guesses are good again, for a
 hundredth of the bandwidth of a long prompt."""
 GAP_WEIGHT: Final = 8
-"""The mean time until a session comes back moves by one part in so many towards each new one."""
+"""The mean time until a session comes back moves by one part in so many towards each new gap."""
 
 
 class EndedTurn(msgspec.Struct):
@@ -55,7 +55,7 @@ class PrefetchMemory(msgspec.Struct):
     arrived_ns: dict[int, int] = {}
     """When the slots of ``waits`` arrived."""
     successors: dict[int, dict[int, int]] = {}
-    """Hash to what followed it in prompts and how often, the last seen ones last."""
+    """Hash to the hashes that followed it in prompts and how often, the last seen hash last."""
     sessions: dict[str, EndedTurn] = {}
     next_session: int = 1
     gap_ns: int = 0
@@ -67,21 +67,21 @@ class PrefetchMemory(msgspec.Struct):
     late: int = 0
     """Found in the disk tier by a lookup while they were on their way."""
     from_disk: int = 0
-    """Found in the disk tier by a lookup, the late ones included."""
+    """Blocks found in the disk tier by a lookup, late blocks included."""
     evicted: int = 0
     """Fetched, and evicted from the host tier before any lookup found them."""
     recent_used: int = 0
     recent_wasted: int = 0
     """Of the blocks judged last: used, and evicted before any lookup found them."""
     limited: bool = False
-    """Whether only probes are fetched, because too little of what was fetched was used."""
+    """True if only probes are fetched, because too few of the fetched blocks were used."""
     limits: int = 0
     """How often that began."""
     probes: int = 0
     """Guesses while limited."""
 
     def gauges(self) -> dict[str, int]:
-        """The counts, and what is remembered against its bounds."""
+        """The counts, and the sizes of the tables against their bounds."""
         return {
             "fetched": self.fetched, "used": self.used, "late": self.late, "from_disk": self.from_disk,
             "evicted_unused": self.evicted, "unused": len(self.unused), "asked": len(self.asked),
@@ -102,7 +102,7 @@ class PrefetchMemory(msgspec.Struct):
         }
         return {name: used / whole if whole else None for name, whole in wholes.items()}
 
-    # --- what became of a guess ---
+    # --- the end of a guess ---
 
     def ended(self, candidate: int, hashes: Iterable[int], arrived: Sequence[int]) -> None:
         """A candidate ended, and these of its blocks have arrived. Slots that waited for it wait no longer."""
@@ -123,7 +123,7 @@ class PrefetchMemory(msgspec.Struct):
         self.arrived_ns.pop(slot, None)
 
     def judge(self) -> bool:
-        """Begin or end the limit by the precision of the blocks judged last; whether that changed."""
+        """Begin or end the limit by the precision of the blocks judged last; True if that changed."""
         used, judged = self.recent_used, self.recent_used + self.recent_wasted
         if judged < JUDGED_LEAST:
             return False
@@ -170,18 +170,18 @@ class PrefetchMemory(msgspec.Struct):
                     self.evicted += 1
                     self.recent_wasted += 1
 
-    # --- what followed what ---
+    # --- successors of a block ---
 
     def learn(self, hashes: Sequence[int]) -> None:
         """A prompt was seen."""
         successors = self.successors
         for key, following in pairwise(hashes):
-            known = successors.pop(key, None) or {}
-            if following in known or len(known) < SUCCESSORS:
-                known[following] = known.get(following, 0) + 1
-            else:  # the rarest gives way and leaves its count, so that what is frequent from now on comes up
-                known[following] = known.pop(min(known, key=known.__getitem__)) + 1
-            successors[key] = known
+            counts = successors.pop(key, None) or {}
+            if following in counts or len(counts) < SUCCESSORS:
+                counts[following] = counts.get(following, 0) + 1
+            else:  # the rarest gives way and leaves its count, so that a newly frequent follower comes up
+                counts[following] = counts.pop(min(counts, key=counts.__getitem__)) + 1
+            successors[key] = counts
         if len(successors) > CONTEXTS_MAX:
             for key in list(islice(successors, len(successors) - CONTEXTS_MAX * 7 // 8)):
                 del successors[key]
@@ -195,5 +195,5 @@ class PrefetchMemory(msgspec.Struct):
             yield way
 
     def _followers(self, key: int) -> list[int]:
-        known = self.successors.get(key, {})
-        return sorted(known, key=lambda following: (-known[following], following))
+        counts = self.successors.get(key, {})
+        return sorted(counts, key=lambda following: (-counts[following], following))

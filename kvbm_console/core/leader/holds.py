@@ -123,19 +123,19 @@ def _messages(
     decider: Decider, slot: SlotFacts, moment: Moment, effective: list[Armed], action: BreakpointAction
 ) -> str:
     """The messages at a hit of the breakpoints that have a template."""
-    said = "; ".join(
+    text = "; ".join(
         armed.message(slot, decider.state, moment) for armed in effective
         if armed.spec.action is action and armed.message is not None
     )
-    return said if len(said) <= MESSAGE_CHARS_MAX else said[: MESSAGE_CHARS_MAX - 1] + "…"
+    return text if len(text) <= MESSAGE_CHARS_MAX else text[: MESSAGE_CHARS_MAX - 1] + "…"
 
 
 def _counts(decider: Decider, armed: Armed) -> bool:
-    """One more match: whether it takes effect by the ignored ones and the hit condition."""
-    seen = decider.memory.matches.get(armed.number, 0) + 1
-    decider.memory.matches[armed.number] = seen
-    seen -= armed.spec.ignore_count
-    return seen > 0 and (armed.counts is None or armed.counts(seen))
+    """Count a match; True if it takes effect after the ignored matches and by the hit condition."""
+    count = decider.memory.matches.get(armed.number, 0) + 1
+    decider.memory.matches[armed.number] = count
+    count -= armed.spec.ignore_count
+    return count > 0 and (armed.counts is None or armed.counts(count))
 
 
 def _asked(decider: Decider, moment: Moment) -> str | None:
@@ -201,7 +201,7 @@ def _hold(
     said = _messages(decider, slot, moment, holders, BreakpointAction.HOLD)
     announced = decider.entry == ENTRY_TAGS[CallAnnounced]
     point = WaitPoint.CALL if announced else wait_point(moment.site, moment.new)
-    if point is None:  # a finished slot cannot wait: what a hold would have shown is put on the record
+    if point is None:  # a finished slot cannot wait, so its snapshot is recorded instead
         if numbers:
             decider.emit(ev.BreakpointHit, numbers, slot.slot, moment.site, BreakpointAction.SNAPSHOT, said)
         decider.emit(ev.HoldDenied, slot.slot, moment.site, "a finished slot cannot wait")
@@ -275,7 +275,7 @@ def _begin_hold(
 
 
 def held_at(decider: Decider, slot: SlotFacts, point: WaitPoint) -> bool:
-    """Whether the slot has to stand still at this point; says so once when it gets there."""
+    """True if the slot has to stand still at this point; says so once when it gets there."""
     if slot.hold is None or decider.state.holds[slot.hold].point is not point:
         return False
     park(decider, slot)
@@ -290,7 +290,7 @@ def park(decider: Decider, slot: SlotFacts) -> None:
 
 
 def end_hold(decider: Decider, hold: HoldFacts, why: HoldEnd, by: str) -> None:
-    """The slot goes on; what it was kept from happens at the end of this stimulus."""
+    """The slot goes on; its delayed step happens at the end of this stimulus."""
     slot = decider.state.slots[hold.slot]
     decider.emit(ev.HoldReleased, hold.hold, hold.slot, why, by, decider.at_ns - hold.since_ns)
     decider.clear_deadline("hold", hold.hold)
@@ -354,8 +354,8 @@ def pause_engines(decider: Decider) -> None:
 def felt_pressure(decider: Decider, slot: SlotFacts) -> None:
     """An unheld request was preempted or refused: the second time within the window, the oldest hold goes on.
 
-    Only a request counts that would fit if nothing were held, and does not fit beside what is. Any other finds its room
-    when requests that are not held end: a full pool has a queue without a debugger, too.
+    Only a request counts that would fit if nothing were held, and does not fit beside the held slots. Any other
+    finds its room when requests that are not held end: a full pool has a queue without a debugger, too.
     """
     if slot.hold is not None or not decider.state.holds:
         return
@@ -374,7 +374,7 @@ def felt_pressure(decider: Decider, slot: SlotFacts) -> None:
 
 
 def _fits_only_without_holds(decider: Decider, slot: SlotFacts, pool: PoolFacts) -> bool:
-    """Whether the blocks of the request fit into the pool, and not beside those that held slots own."""
+    """True if the blocks of the request fit into the pool, and not beside those that held slots own."""
     size = decider.block_tokens_of(slot.source)
     needed = -(-slot.sequence_tokens(decider.state.iteration, size) // size)
     owned = _places_held(decider, pool)

@@ -109,7 +109,7 @@ def _advance_beside_others(
 def _check_lists(decider: Decider, s: st.IterationScheduled) -> None:
     """No request stands twice in a list, or in two lists that contradict each other.
 
-    Only ``appended`` may name one again, when several iterations are told at once: it is in the order of handing out.
+    Only ``appended`` may repeat a request, when several iterations are told at once: it is in the order of handing out.
     """
     started = (*s.new, *s.resumed)
     for names in (started, s.preempted, s.skipped, s.unskipped, s.first_tokens, s.progressed):
@@ -127,7 +127,7 @@ def _check_lists(decider: Decider, s: st.IterationScheduled) -> None:
 
 
 def _check_moves(decider: Decider, s: st.IterationScheduled) -> list[tuple[SlotFacts, SlotState]]:
-    """The moves of this iteration, in the order of the lists; refuses one that cannot be."""
+    """The moves of this iteration, in the order of the lists; refuses an impossible move."""
     moves: list[tuple[SlotFacts, SlotState]] = []
     for request in (*s.new, *s.resumed):
         slot = decider.live(request)
@@ -262,7 +262,7 @@ def _remember_early(
 
 
 def _date_early(decider: Decider) -> None:
-    """The iterations have ended, all equally long: date what their later ones evicted."""
+    """The iterations have ended, all equally long: date the evictions of the later iterations."""
     (since_ns, count, pool), early = decider.memory.early, decider.memory.early_of
     lasts_ns = (decider.at_ns - since_ns) // count
     for key, later in early.items():
@@ -312,7 +312,7 @@ def iteration_finished(decider: Decider, s: st.IterationFinished) -> None:
 def _check_filled(
     decider: Decider, slots: list[SlotFacts], counts: tuple[int, ...], ids: list[int], hashes: list[int]
 ) -> list[tuple[SlotFacts, int, int]]:
-    """Which blocks of each slot, from and up to; refuses what is not the next, not computed or not its content."""
+    """Which blocks of each slot, from and up to; refuses blocks that are not next, not computed or of other content."""
     size, iteration = decider.config.block_tokens, decider.state.iteration
     at = 0
     filled: dict[int, int] = {}

@@ -52,7 +52,7 @@ def request_arrived(decider: Decider, s: st.RequestArrived) -> None:
 
 
 def match_requested(decider: Decider, s: st.MatchRequested) -> MatchAnswer:
-    """``get_num_new_matched_tokens``: continue the engine's prefix below G1 and hold what is found."""
+    """``get_num_new_matched_tokens``: continue the engine's prefix below G1 and hold the blocks found."""
     slot = decider.live(s.request)
     size = decider.config.block_tokens
     local = s.computed_tokens // size
@@ -126,7 +126,7 @@ def _match(
 
 
 def _stands_still(decider: Decider, key: int) -> bool:
-    """Whether this block is being written for a held slot. No other slot waits for that (I12)."""
+    """True if this block is being written for a held slot. No other slot waits for that (I12)."""
     for operation in decider.state.operations.values() if decider.state.holds else ():
         number = decider.state.candidates[operation.candidate].slot
         if number is None or decider.state.slots[number].hold is None:
@@ -141,7 +141,7 @@ def _answer(
     decider: Decider, slot: SlotFacts, local: int, matched: tuple[int, int, int], first_miss: int | None,
     why: MissReason, answer: int | None,
 ) -> None:
-    """Report the answer if it differs from the last one: engines that poll ask at every step."""
+    """Report the answer if it differs from the last answer: engines that poll ask at every step."""
     if slot.last_answer != (answer, local, first_miss):
         decider.emit(
             ev.LookupAnswered, slot.slot, local, matched, first_miss, why, answer,
@@ -152,7 +152,7 @@ def _answer(
 def _stage(
     decider: Decider, slot: SlotFacts, at: int, found: list[tuple[PoolFacts, list[int]]], tokens: int
 ) -> None:
-    """Hold what was found from block ``at`` on."""
+    """Hold the blocks found from block ``at`` on."""
     for pool, places in found:
         used = slot.hashes[at : at + len(places)]
         at += len(places)
@@ -161,7 +161,7 @@ def _stage(
         )
         mine = decider.memory.pools[pool.info.pool]
         mine.staged_blocks += len(places)
-        # Used again, a block may be copied down again: one that was used too rarely, or whose copies were given up.
+        # A used block may be copied down again, if it was used too rarely before or its copies were given up.
         anew = decider.config.eviction.disk_admission > 1 or not mine.again.keys().isdisjoint(places)
         decider.memory.taken(pool, places)
         if anew:
@@ -201,7 +201,7 @@ def blocks_allocated(decider: Decider, s: st.BlocksAllocated) -> None:
         raise Refused(f"request {s.request!r} still has copies running and cannot be admitted")
     reused = check_device_ids(decider, pool, slot, ids, slot.local_blocks if first else 0)
     if reused + external > len(ids):
-        raise Refused(f"{len(ids)} blocks do not hold {reused} reused and {external} external ones")
+        raise Refused(f"{len(ids)} blocks do not hold {reused} reused and {external} external blocks")
     assign(decider, pool, [slot], [len(ids)], ids, reused, s.external_tokens)
     if not first:
         return
@@ -216,7 +216,7 @@ def blocks_allocated(decider: Decider, s: st.BlocksAllocated) -> None:
 def check_device_ids(
     decider: Decider, pool: PoolFacts, slot: SlotFacts, ids: list[int], prefix: int
 ) -> int:
-    """Refuse ids that the slot cannot be given; returns how many leading ones are its own prefix in G1."""
+    """Refuse ids that the slot cannot be given; returns how many leading ids are its own prefix in G1."""
     capacity = pool.places_max
     if prefix > len(ids):
         raise Refused(f"{prefix} prefix blocks were reported but only {len(ids)} blocks allocated")
@@ -270,7 +270,7 @@ def assign(
         mine = decider.memory.pools[pool.info.pool]
         mine.gave(len(ids) - reused, len(pool), at_once=at_once)
         if mine.ordered and lost:
-            decider.mark_dirty(pool)  # what is evicted next has changed
+            decider.mark_dirty(pool)  # the next victims have changed
         owner = mine.owner
         at = 0
         for slot, count in zip(slots, counts, strict=True):

@@ -42,7 +42,7 @@ class PoolMemory(msgspec.Struct):
     order: list[int] = []
     """Only in keyframes that were written before there were policies: the places by recency, coldest first."""
     capacity_blocks: int = 0
-    """Places that the leader decides: what its policy counts with."""
+    """Places that the leader decides; the capacity of its policy."""
     ranks: Any = None
     """Export of the policy; live in ``LiveMemory.policies``."""
     exposed: dict[int, None] = {}
@@ -60,7 +60,7 @@ class PoolMemory(msgspec.Struct):
     blocked: bool = False
     """The last copy down found no room; not tried again before the lower pool changes."""
     ordered: bool = False
-    """Whether ``loose`` is kept: of an engine's pool with a tier below, where the order of eviction rules offloads."""
+    """True if ``loose`` is kept: of an engine's pool with a tier below, where the order of eviction rules offloads."""
     loose: dict[int, None] = {}
     """Full places without a holder, in the order in which the engine reuses them."""
     given: int = 0
@@ -97,7 +97,7 @@ class PoolMemory(msgspec.Struct):
 
     def leave(self, hashes: Sequence[int], at_ns: int) -> None:
         """These blocks were evicted."""
-        for key in hashes:  # block by block, so that what is forgotten depends on the blocks and not on the calls
+        for key in hashes:  # block by block, so that forgetting depends on the blocks and not on the calls
             self.left[key] = at_ns
             if len(self.left) >= LEFT_MAX:
                 self.left_before, self.left = self.left, {}
@@ -170,10 +170,10 @@ class LeaderMemory(msgspec.Struct):
     eviction: PolicyConfig = PolicyConfig()
     parent_of: dict[int, int] = {}
     """Sequence hash to the hash of its prefix without the last block, for every hash that is resident somewhere. Empty
-    without a tier below: only there a prefix is kept for the sake of what continues it."""
+    without a tier below: only there a prefix is kept for the sake of its continuation."""
     history: dict[int, int] = {}
-    """Sequence hash to the ``MissReason`` for which it was last given up. One that has come back may still stand here:
-    only that of an absent hash is asked for, by ``why_gone``."""
+    """Sequence hash to the ``MissReason`` for which it was last given up. A hash that has come back may still stand
+    here, because ``why_gone`` is called for absent hashes only."""
     pending: list[int] = []
     """Candidates to evaluate or promote."""
     undispatched: list[int] = []
@@ -208,17 +208,17 @@ class LeaderMemory(msgspec.Struct):
     """``kind key`` of a purpose to its deadline."""
     next_deadline: int = 1
     matches: dict[int, int] = {}
-    """Breakpoint to the times it matched, ignored ones included."""
+    """Breakpoint to its matches, ignored matches included."""
     stepping: dict[int, str] = {}
-    """Slot that stops at its next site to who asked."""
+    """Slot that stops at its next site to the client that asked."""
     until: dict[int, tuple[SlotState, str]] = {}
-    """Slot that stops when it enters a state to (state, who asked)."""
+    """Slot that stops when it enters a state to (state, client that asked)."""
     announced: dict[int, int] = {}
     """Slot to the entry point whose ``call.will`` was asked in the caller's task."""
     issued: list[int] = []
     """Operations asked for since the last iteration was formed."""
     until_site: dict[int, tuple[Site, str]] = {}
-    """Slot that stops at a site to (site, who asked)."""
+    """Slot that stops at a site to (site, client that asked)."""
     struck: dict[int, int] = {}
     """Open candidate to the sites that it has passed, one bit each: a hold that ends does not pass its site again."""
     returning: dict[int, bool] = {}
@@ -240,7 +240,7 @@ class LeaderMemory(msgspec.Struct):
     early_of: dict[int, int] = {}
     """Evicted hash to by how many of these iterations it was evicted too early."""
     run_for: tuple[str, int] = ("", 0)
-    """(who asked, longest freeze) of the run that ends with the deadline ``run_for``."""
+    """(client that asked, longest freeze) of the run that ends with the deadline ``run_for``."""
     older: list[dict[int, int]] = []
     """Earlier parts of ``history``, the newest first."""
 
@@ -250,7 +250,7 @@ class LeaderMemory(msgspec.Struct):
         for key in hashes:
             named[key] = named.get(key, 0) + 1
         if len(named) > NAMED_MAX:
-            # All counts are halved, so that what was popular long ago makes way.
+            # All counts are halved, so that blocks that were popular long ago make way.
             self.named = {key: count // 2 for key, count in named.items() if count > 1}
 
     def deadline(self, kind: str, key: int) -> int:
@@ -271,7 +271,7 @@ class LeaderMemory(msgspec.Struct):
         return number
 
     def take_deadline(self, number: int) -> tuple[str, int]:
-        """Forget a deadline that has come; its purpose, empty for one that is not known any more."""
+        """Forget a deadline that has come; its purpose, empty for an unknown deadline."""
         kind, key = self.deadlines.pop(number, ("", 0))
         self.deadline_of.pop(f"{kind} {key}", None)
         return kind, key

@@ -1,10 +1,10 @@
-"""Engines that are only watched: they have decided already, and what they report becomes true.
+"""Watched engines: they have decided already, and their reports become true.
 
 A tap beside a real engine's scheduler tells of lookups, allocations, iterations and copies in the order of its calls.
-Nothing is planned here: slots move as reported, and what a block held before it was given to another request was
-evicted, for that request.
+Nothing is planned here: slots move as reported. When a block is given to another request, its old content counts as
+evicted for that request.
 
-Law of this file: a report that does not fit what is known is no reason to refuse it. When a report contradicts our
+Law of this file: no report is refused because it does not fit the facts. When a report contradicts our
 state, the report wins. The source is marked as lossy, so its counts are shown as uncertain.
 """
 
@@ -50,7 +50,7 @@ TOLD: Final = -1
 
 
 def not_watched(decider: Decider, s: st.LookupObserved | st.CopiesObserved) -> None:
-    """Only of an engine that is watched."""
+    """Refuse a stimulus that only a watched engine sends."""
     raise Refused(f"source {s.source} has declared no device pool that is only watched")
 
 
@@ -66,7 +66,7 @@ def mismatch_reported(decider: Decider, s: st.MismatchReported) -> None:
 
 
 def request_arrived(decider: Decider, s: st.RequestArrived) -> None:
-    """A request; one of the same name whose end was not seen ends before it."""
+    """A request arrives; an open request of the same name ends before it."""
     before = decider.state.slot_named(s.request)
     if before is not None and before.source == s.source:
         contradicted(decider, s.source)
@@ -154,7 +154,7 @@ def blocks_allocated(decider: Decider, s: st.BlocksAllocated) -> None:
     external = min(s.external_tokens // size, len(ids) - reused)
     _make_reusable(decider, pool, slot, ids, reused)
     lower = lower_of(decider, slot.source)
-    # A load that is seen fills its places anew, also where one has held the same content.
+    # A load that is seen fills its places anew, also a place that held the same content.
     there = _told_before(pool, slot, ids, reused, external) if lower is None else set()
     give_up(decider, pool, slot, ids[reused:] if not there else [place for place in ids[reused:] if place not in there])
     decider.emit(
@@ -177,7 +177,7 @@ def _told_before(pool: PoolFacts, slot: SlotFacts, ids: list[int], reused: int, 
 
 
 def _make_reusable(decider: Decider, pool: PoolFacts, slot: SlotFacts, ids: list[int], reused: int) -> None:
-    """The engine says that these blocks hold the request's prefix: so they do."""
+    """Make the facts agree with the engine: these blocks hold the request's prefix."""
     wrong = _unlike(pool, slot, ids, reused)
     if wrong:
         fill_for(decider, pool, ids[:reused], slot.hashes[:reused])
@@ -194,7 +194,7 @@ def _make_reusable(decider: Decider, pool: PoolFacts, slot: SlotFacts, ids: list
 
 
 def _unlike(pool: PoolFacts, slot: SlotFacts, ids: list[int], reused: int) -> list[tuple[int, int]]:
-    """(place, hash it should hold) of what is not known to hold the prefix."""
+    """(place, its hash in the prefix) of the places that hold other content."""
     return [
         (place, key) for place, key in zip(ids[:reused], slot.hashes[:reused], strict=True)
         if place >= len(pool) or pool.hash_of[place] != key or pool.content[place] != READY
@@ -252,7 +252,7 @@ def _finish(decider: Decider, slot: SlotFacts, reason: FinishReason) -> FinishAn
 
 
 def source_restarted(decider: Decider, s: st.SourceRestarted) -> None:
-    """The engine began again, or is gone: its requests and copies ended, and what it held is void."""
+    """The engine began again, or is gone: its requests and copies ended, and the content of its pools is void."""
     for slot in [slot for slot in decider.state.slots.values() if slot.source == s.source]:
         close_copies(decider, slot)
         if slot.state not in ENDED:
@@ -270,7 +270,7 @@ def source_restarted(decider: Decider, s: st.SourceRestarted) -> None:
 
 
 def places_reported(decider: Decider, pool: PoolFacts, s: st.BlocksReported) -> None:
-    """The prefix cache was reset, places were given out, or this is what they hold."""
+    """The prefix cache was reset, places were given out, or the content of places is reported."""
     places, stored = unpack_ids(s.places), unpack_hashes(s.stored)
     if s.removed or EMPTY_HASH in stored or (stored and len(stored) != len(places)):
         raise Refused(f"{len(stored)} hashes do not fit {len(places)} places of pool {pool.info.pool}")
@@ -288,13 +288,13 @@ def places_reported(decider: Decider, pool: PoolFacts, s: st.BlocksReported) -> 
 
 
 def _given_out(decider: Decider, pool: PoolFacts, places: list[int], request: str) -> None:
-    """For blocks of another group, or in a way that no report of the request has told."""
+    """Places were given out for another group, or without a report of the request."""
     slot = decider.state.slot_named(request)
-    lost = [
+    evicted = [
         place for place in places if place < len(pool) and pool.content[place] == READY and not pool.refs[place]
     ]
-    if lost:
-        decider.evict(pool, lost, None if slot is None else slot.slot, EvictRule.REASSIGNED)
+    if evicted:
+        decider.evict(pool, evicted, None if slot is None else slot.slot, EvictRule.REASSIGNED)
 
 
 def _know(decider: Decider, pool: PoolFacts, told: dict[int, int], *, whole: bool) -> None:
@@ -417,7 +417,7 @@ def report(decider: Decider, operation: OperationFacts, *, failed: bool, places:
 
 
 def discard(decider: Decider, operation: OperationFacts) -> None:
-    """A load ended after its request: the engine never names what it brought."""
+    """A load ended after its request: the engine never names the loaded blocks."""
     decider.memory.complete.remove(operation.operation)
     drop(decider, decider.state.pools[operation.target_pool], operation, operation.targets)
     end_candidate(decider, operation, CandidateStatus.FAILED if operation.failed else CandidateStatus.COMPLETED)
@@ -436,7 +436,7 @@ def close_copies(decider: Decider, slot: SlotFacts) -> None:
 
 
 def end_load(decider: Decider, slot: SlotFacts) -> None:
-    """A slot that computes has what it waited for: a load inside the step ends with it."""
+    """A slot that computes waits for no load: a load inside the step ends with it."""
     for operation in copies_of(decider, slot.request, loads=True):
         report(decider, operation, failed=False)
         end_operation(decider, operation)
@@ -503,7 +503,7 @@ def append(
 
 
 def iteration_scheduled(decider: Decider, s: st.IterationScheduled) -> IterationMetadata:
-    """The engine formed a step. Its own number of it is not used: several engines are counted in one row here."""
+    """The engine formed a step. Its own number is not used, because all engines share one row of iterations."""
     state = decider.state
     for request in s.preempted:
         slot = state.slot_named(request)
@@ -556,14 +556,14 @@ def _append_all(decider: Decider, s: st.IterationScheduled) -> None:
 
 
 def _advance(decider: Decider, s: st.IterationScheduled) -> None:
-    """Positions: what was reported, and whatever would else go on by itself because others' iterations count too."""
+    """Emit the reported positions, and those of slots that other engines' iterations would advance."""
     state = decider.state
-    told = dict(zip(s.progressed, s.positions, strict=True))
+    reported = dict(zip(s.progressed, s.positions, strict=True))
     last = state.iteration + s.count
     slots: list[int] = []
     positions: list[int] = []
     for slot in state.slots.values():
-        position = told.get(slot.request)
+        position = reported.get(slot.request)
         if position is None:
             if slot.state is not _S.DECODING:
                 continue
@@ -639,14 +639,14 @@ def _filled_before(pool: PoolFacts, slot: SlotFacts, ids: list[int], hashes: lis
     if not ids or ids[0] not in last:
         return 0
     known = last[last.index(ids[0]) :][: len(ids)]
-    told = ids[: len(known)] == known and all(
+    all_match = ids[: len(known)] == known and all(
         pool.hash_of[place] == key for place, key in zip(known, hashes, strict=False)
     )
-    return len(known) if told else 0
+    return len(known) if all_match else 0
 
 
 def _fills(pool: PoolFacts, slot: SlotFacts, ids: list[int], hashes: list[int]) -> bool:
-    """Whether these are the next blocks of the slot, empty so far, and of its own content."""
+    """True if these are the next blocks of the slot, empty so far, and of its own content."""
     first = slot.filled_blocks
     known = slot.hashes[first : first + len(ids)]
     return (

@@ -56,7 +56,7 @@ _FIRST: Final = 512
 
 
 def plan_offloads(decider: Decider, pool: PoolFacts) -> None:
-    """Copy down under pressure (BC-2): what would be lost next, or the coldest unsaved blocks, by ``offload_law``."""
+    """Copy down under pressure (BC-2) the next victims, or the coldest unsaved blocks, by ``offload_law``."""
     lower = decider.below(pool)
     mine = decider.memory.pools[pool.info.pool]
     if lower is None or mine.blocked or not (mine.exposed or mine.covered):
@@ -162,7 +162,7 @@ def _next_of_policy(decider: Decider, pool: PoolFacts, lower: PoolFacts, room: i
     The policy is asked from time to time.
     """
     mine = decider.memory.pools[pool.info.pool]
-    # More than half of what the pool below can give would be evicted there before it is needed.
+    # Copies into more than half of the places that the pool below can give would be evicted before their use.
     most = max(1, (lower.counts[Condition.EMPTY] + lower.counts[Condition.CACHED]) // 2)
     ahead, further = min(reserve(decider, pool), most) - pool.counts[Condition.EMPTY], _further(decider, pool)
     count = min(max(ahead, mine.wanted) + further, most)
@@ -176,7 +176,7 @@ def _next_of_policy(decider: Decider, pool: PoolFacts, lower: PoolFacts, room: i
 
 
 def _unsafe(pool: PoolFacts, mine: PoolMemory, room: int) -> list[int]:
-    """The next places of the last look that are to be copied; what was used or evicted meanwhile is passed over."""
+    """The next places of the last look that are to be copied, without those used or evicted meanwhile."""
     places = list[int]()
     while mine.unsafe and len(places) < room:
         at = room - len(places)
@@ -260,7 +260,7 @@ def calm_blocks(decider: Decider, source: int) -> int | None:
 
 
 def _safe_in_order(pool: PoolFacts, mine: PoolMemory) -> int:
-    """Places of a device pool that are given away before one that would be lost."""
+    """Places of a device pool that are given away before a block would be lost."""
     if not mine.exposed:
         return pool.counts[Condition.EMPTY] + len(mine.loose)
     return pool.counts[Condition.EMPTY] + indexOf(map(mine.exposed.__contains__, mine.loose), True)
@@ -291,7 +291,7 @@ def _coldest(decider: Decider, pool: PoolFacts, count: int) -> dict[int | None, 
             continue
         owner = None if ours or not refs[place] else _holder(decider, pool, place, held)
         if owner is not None and decider.state.slots[owner].state is SlotState.ONBOARDING:
-            continue  # if another part of its load fails, what is behind that is dropped
+            continue  # if another part of its load fails, the blocks behind it are dropped
         chosen.setdefault(owner, []).append(place)
         taken += 1
         if taken == count:
@@ -346,7 +346,7 @@ def _plan(decider: Decider, pool: PoolFacts, lower: PoolFacts, owner: int | None
 
 
 def _one_of_each(pool: PoolFacts, places: list[int]) -> list[int]:
-    """Prompts that are computed at once leave a hash in several places: one of these is copied."""
+    """Prompts that are computed at once leave a hash in several places: only one place is copied."""
     if not pool.copies or pool.copies.keys().isdisjoint(gather(pool.hash_of, places)):
         return places
     first_of: dict[int, int] = {}
@@ -368,7 +368,7 @@ def plan_last_offload(decider: Decider, slot: SlotFacts) -> None:
         return
     if mine.ordered:
         if pool.counts[Condition.EMPTY] + len(mine.loose) >= reserve(decider, pool):
-            return  # there is time to copy what it leaves
+            return  # there is time to copy its blocks later
     elif pressure(decider, pool) <= 0:
         return
     refs = pool.refs

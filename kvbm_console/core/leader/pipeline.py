@@ -21,7 +21,7 @@ from kvbm_console.core.slots import CandidateFacts, OperationFacts, SlotFacts
 from kvbm_console.core.tiers import READY, PoolFacts
 
 ERROR_CHARS_MAX: Final = 512
-"""An error text comes from outside and is recorded with the event; longer ones are cut."""
+"""An error text comes from outside and is recorded with the event; longer texts are cut."""
 
 
 def _slot(decider: Decider, candidate: CandidateFacts) -> SlotFacts | None:
@@ -74,7 +74,7 @@ def advance(decider: Decider, candidate: CandidateFacts) -> None:
     if not _waits(decider, candidate, WaitPoint.PROMOTE):
         _strike(decider, Site.PROMOTE_WILL, candidate)
     if not _waits(decider, candidate, WaitPoint.PROMOTE):
-        # What was found may have changed while the slot was held: then choose again.
+        # The source may have changed while the slot was held: then choose again.
         sources, hashes, filtered = choice or choose(decider, candidate)
         if not sources:
             skip(decider, candidate, filtered or SkipReason.ALREADY_CACHED)
@@ -85,7 +85,7 @@ def advance(decider: Decider, candidate: CandidateFacts) -> None:
 
 
 def _make_room_and_promote(decider: Decider, candidate: CandidateFacts, sources: list[int], hashes: list[int]) -> None:
-    """Take free places of the target, evict for the others; what does not fit is left for another time."""
+    """Take free places of the target, evict for the others; blocks that do not fit are left for another time."""
     source, target = pools_of(decider, candidate)
     mine = decider.memory.pools[target.info.pool]
     missing = len(hashes) - mine.room
@@ -160,7 +160,7 @@ def dispatch(decider: Decider, operation: OperationFacts) -> None:
     )
 
 
-# --- what a candidate moves, and between which pools ---
+# --- the blocks of a candidate, and its pools ---
 
 
 def pools_of(decider: Decider, candidate: CandidateFacts) -> tuple[PoolFacts, PoolFacts]:
@@ -217,7 +217,7 @@ def choose(decider: Decider, candidate: CandidateFacts) -> tuple[list[int], list
 def _prefetchable(
     candidate: CandidateFacts, source: PoolFacts, target: PoolFacts
 ) -> tuple[list[int], list[int], SkipReason | None]:
-    """Places and hashes of a prefetch that are still in the source alone; nothing behind one that left."""
+    """Places and hashes of a prefetch that are still in the source alone; nothing behind a block that left."""
     sources: list[int] = []
     hashes: list[int] = []
     filtered: SkipReason | None = None
@@ -234,7 +234,7 @@ def _prefetchable(
 
 
 def admitted(decider: Decider, pool: PoolFacts, key: int) -> bool:
-    """Whether a block has been used often enough to be written to this pool: the disk tier may ask for several uses."""
+    """True if a block has been used often enough to be written to this pool: the disk tier may ask for several uses."""
     return not _filters(decider, pool) or decider.memory.named.get(key, 0) >= decider.config.eviction.disk_admission
 
 
@@ -325,7 +325,7 @@ def skip(decider: Decider, candidate: CandidateFacts, reason: SkipReason) -> Non
     decider.emit(ev.CandidateSkipped, candidate.candidate, reason)
     _forget_plan(decider, source, candidate)
     if decider.config.by_order and not candidate.route.is_load and source.info.authority is Authority.LEADER:
-        decider.unblock_above(source)  # who waits for its copy waits no longer
+        decider.unblock_above(source)  # a slot that waited for its copy goes on
     if candidate.slot is None and candidate.route.is_load:
         decider.memory.prefetch.ended(candidate.candidate, candidate.hashes, ())
     _strike(decider, Site.SKIP_DID, candidate)
@@ -350,7 +350,7 @@ def skip_candidates(decider: Decider, slot: SlotFacts) -> int:
 
 
 def end_operation(decider: Decider, operation: OperationFacts) -> None:
-    """Every rank has reported: what arrived is ready, what did not is dropped, and all references are given back."""
+    """Every rank has reported: copied blocks are ready, failed blocks dropped, all references given back."""
     candidate = decider.state.candidates[operation.candidate]
     slot = _slot(decider, candidate)
     if _waits(decider, candidate, WaitPoint.COMPLETION):
@@ -406,7 +406,7 @@ def drop(decider: Decider, pool: PoolFacts, operation: OperationFacts, places: l
 
 
 def end_candidate(decider: Decider, operation: OperationFacts, status: CandidateStatus) -> None:
-    """A promoted candidate ends: its operation gives back its references, and what waited for that goes on."""
+    """A promoted candidate ends: its operation gives back its references, and the slots that waited go on."""
     candidate = decider.state.candidates[operation.candidate]
     slot = _slot(decider, candidate)
     source = decider.state.pools[operation.source_pool]
@@ -430,11 +430,11 @@ def end_candidate(decider: Decider, operation: OperationFacts, status: Candidate
 
 
 def _ended_down(decider: Decider, source: PoolFacts, target: PoolFacts, operation: OperationFacts) -> None:
-    """A copy down has ended: so many blocks are safe, and whether another one runs."""
+    """A copy down has ended: update the count of safe blocks, and note if another copy runs."""
     memory, index = decider.memory, source.info.pool
     memory.pools[index].copied(len(operation.sources))
     if index in memory.busy and not any(
-        one.source_pool == index and one.target_pool == target.info.pool for one in decider.state.operations.values()
+        copy.source_pool == index and copy.target_pool == target.info.pool for copy in decider.state.operations.values()
     ):
         memory.busy[index][-1][1] = decider.at_ns
 

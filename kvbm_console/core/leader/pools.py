@@ -1,4 +1,4 @@
-"""Pools: declared by us at the start, by engines and event streams when they come, and what streams report of them.
+"""Pools: declared by us at the start, by engines and event streams when they come, and the reports of streams.
 
 Law of this file: one leader either decides for engines or watches them, never both.
 """
@@ -27,7 +27,7 @@ REPORTED_BLOCKS_MAX: Final = 1_000_000
 
 
 def pool_declared(decider: Decider, s: st.PoolDeclared) -> PoolAnswer:
-    """A pool exists; a second one for the same place in the house, or another block size, is refused."""
+    """A pool exists; a second pool of the same source, rank, group and tier, or another block size, is refused."""
     capacity = s.capacity_blocks
     if s.block_tokens != decider.config.block_tokens and s.authority in (Authority.LEADER, Authority.ENGINE):
         raise Refused(f"block_tokens {s.block_tokens} is not the configured {decider.config.block_tokens}")
@@ -78,7 +78,7 @@ def _replaceable(decider: Decider, s: st.PoolDeclared) -> int | None:
 
 
 def _count_iterations_apart(decider: Decider, source: int, successor: bool) -> None:
-    """From the second engine on, each has iterations of its own; those of the first one have been the leader's.
+    """From the second engine on, each has iterations of its own; those of the first engine have been the leader's.
 
     The ``successor`` of an engine that ended counts from its own beginning, too.
     """
@@ -95,7 +95,7 @@ def _count_iterations_apart(decider: Decider, source: int, successor: bool) -> N
 
 
 def blocks_reported(decider: Decider, s: st.BlocksReported) -> None:
-    """An engine's event stream told what a pool stored and removed."""
+    """An engine's event stream reported stored and removed blocks of a pool."""
     if not 0 <= s.pool < len(decider.state.pools):
         raise Refused(f"pool {s.pool} was not declared")
     if decider.state.pools[s.pool].info.authority is Authority.OBSERVED:
@@ -114,7 +114,7 @@ def blocks_reported(decider: Decider, s: st.BlocksReported) -> None:
         raise Refused(f"stored {len(stored)} blocks do not fit a pool of {capacity}")
     if capacity is None or s.cleared or len(stored) <= _room_after(pool, capacity, s.removed):
         decider.emit(ev.BlocksSeen, s.pool, s.stored, s.removed, s.cleared)
-    else:  # it was told of more than the pool holds: removals were lost, and what is known of it is void
+    else:  # it was told of more than the pool holds: removals were lost, and the facts of it are void
         decider.emit(ev.BlocksSeen, s.pool, s.stored, b"", True)
         decider.emit(ev.SourceLost, pool.info.source, 0, 0, False)
 
@@ -131,7 +131,7 @@ def source_gapped(decider: Decider, s: st.SourceGapped) -> None:
 
 
 def source_restarted(decider: Decider, s: st.SourceRestarted) -> None:
-    """The source began again: what its stream said is void."""
+    """The source began again: the reports of its stream are void."""
     if s.replaceable and all(pool.info.source != s.source for pool in decider.state.pools):
         return  # it had no pool, so nothing that is known of it is lost
     decider.emit(ev.SourceLost, s.source, 0, 0, True, s.gone, s.gone and s.replaceable)

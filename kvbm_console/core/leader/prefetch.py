@@ -71,13 +71,13 @@ def ended(decider: Decider, slot: SlotFacts) -> None:
 def due(decider: Decider, number: int) -> None:
     """A session that ended some time ago will probably be back soon."""
     pools = _tiers(decider)
-    session = next((one for one in decider.memory.prefetch.sessions.values() if one.number == number), None)
+    session = next((known for known in decider.memory.prefetch.sessions.values() if known.number == number), None)
     if pools is not None and session is not None:
         _fetch(decider, *pools, [session.hashes])
 
 
 def must_wait(decider: Decider, slot: SlotFacts) -> bool:
-    """Whether a lookup of this slot is answered only later, by the stop rule of the configuration."""
+    """True if a lookup of this slot is answered only later, by the stop rule of the configuration."""
     ahead, rule = decider.memory.prefetch, decider.config.prefetch_stop
     if rule == "best_effort" or slot.slot not in ahead.waits:
         return False
@@ -85,13 +85,13 @@ def must_wait(decider: Decider, slot: SlotFacts) -> bool:
         return True
     left_ns = ahead.arrived_ns[slot.slot] + decider.config.prefetch_timeout_ns - decider.at_ns
     if left_ns > 0 and f"wait {slot.slot}" not in decider.memory.deadline_of:
-        # Somebody has to look again when the time is over, also where nothing else happens until then.
+        # The lookup is repeated when the time is over, also without any other stimulus until then.
         decider.ask(SetDeadline(decider.memory.deadline("wait", slot.slot), left_ns, Clock.ENGINE))
     return left_ns > 0
 
 
 def on_its_way(decider: Decider, pool: PoolFacts, key: int) -> bool:
-    """Whether this block is being fetched into this pool: a lookup takes it from below instead."""
+    """True if this block is being fetched into this pool: a lookup takes it from below instead."""
     if key not in decider.memory.prefetch.asked:
         return False
     lower = decider.below(pool)
@@ -107,7 +107,7 @@ def found(decider: Decider, pool: PoolFacts, hashes: Sequence[int]) -> int:
     return 0
 
 
-# --- what is fetched ---
+# --- the fetched blocks ---
 
 
 def _tiers(decider: Decider) -> tuple[PoolFacts, PoolFacts] | None:
@@ -119,12 +119,12 @@ def _tiers(decider: Decider) -> tuple[PoolFacts, PoolFacts] | None:
 
 
 def prefetches(decider: Decider) -> bool:
-    """Whether this leader has a predictor and both tiers that it needs."""
+    """True if this leader has a predictor and both tiers that it needs."""
     return _tiers(decider) is not None
 
 
 def _queues(decider: Decider, slot: SlotFacts) -> bool:
-    """Whether another request waits before this one: else its lookup comes before any copy could end."""
+    """True if another request waits before this request: else its lookup comes before any copy could end."""
     return any(
         other.state in (SlotState.INITIALIZED, SlotState.ONBOARD_STAGED, SlotState.PREEMPTED)
         for other in decider.state.slots.values() if other is not slot
@@ -132,7 +132,7 @@ def _queues(decider: Decider, slot: SlotFacts) -> bool:
 
 
 def _fetch(decider: Decider, host: PoolFacts, disk: PoolFacts, ways: Iterable[Sequence[int]]) -> list[int]:
-    """Plan to copy up what stands in the disk tier alone of these parts of prefixes; returns the candidates."""
+    """Plan to copy up the blocks of these prefixes that only the disk tier holds; returns the candidates."""
     ahead, config = decider.memory.prefetch, decider.config
     used, judged = ahead.recent_used, ahead.recent_used + ahead.recent_wasted
     if ahead.judge():
@@ -146,7 +146,7 @@ def _fetch(decider: Decider, host: PoolFacts, disk: PoolFacts, ways: Iterable[Se
             if key in host.by_hash or key in ahead.asked or key in wanted or _on_device(decider, key):
                 continue
             if disk.ready_place(key) is None:
-                break  # what is behind a block that stands nowhere cannot be used
+                break  # the blocks behind an absent block cannot be used
             wanted[key] = None
     numbers = []
     for at in range(0, len(wanted), config.offload_batch_blocks):

@@ -55,7 +55,7 @@ def preempt(decider: Decider, slot: SlotFacts) -> FencedBlocks:
 
 
 def _ends_with_its_hold(decider: Decider, slot: SlotFacts, reason: FinishReason) -> bool:
-    """Whether a request that finishes stays held: its copy stands still, and with it the release of its blocks."""
+    """True if a request that finishes stays held: its copy stands still, and with it the release of its blocks."""
     if slot.hold is None or reason is FinishReason.ABORTED:
         return False
     return decider.state.holds[slot.hold].point in OF_A_COPY
@@ -106,9 +106,9 @@ def request_finished(decider: Decider, s: st.RequestFinished) -> FinishAnswer:
     slot = decider.live(s.request)
     if slot.state in (SlotState.FINISHING, SlotState.FINISHED):
         raise Refused(f"request {s.request!r} is {slot.state.label} already")
-    told = unpack_ids(s.block_ids)
-    if told and told != slot.device_blocks and set(told) != set(slot.device_blocks):
-        raise Refused(f"request {s.request!r} does not hold the {len(told)} blocks it is said to give back")
+    returned = unpack_ids(s.block_ids)
+    if returned and returned != slot.device_blocks and set(returned) != set(slot.device_blocks):
+        raise Refused(f"request {s.request!r} does not hold the {len(returned)} blocks it is said to give back")
     if not _ends_with_its_hold(decider, slot, s.reason):
         cancel_hold(decider, slot, "aborted" if s.reason is FinishReason.ABORTED else "finished")
     _stop_candidates(decider, slot, cancel_stores=False)

@@ -61,10 +61,10 @@ def finish_drain(decider: Decider) -> None:
 
 
 def reset(decider: Decider, mode: ResetMode, by: str = "") -> None:
-    """Release holds, candidates, staging and slots, quarantine what copies still touch, clear the pools."""
+    """Release holds, candidates, staging and slots, quarantine the places that copies still touch, clear the pools."""
     # No slot is stopped on the way: the gate is built again at the end.
     decider.gate = None
-    decider.memory.loads.clear()  # nobody is woken: the engine forgets its requests
+    decider.memory.loads.clear()  # no slot is woken, because the engine forgets its requests
     decider.clear_deadline("drain", 0)
     decider.emit(ev.ResetBegun, mode, by)
     for hold in list(decider.state.holds.values()):
@@ -94,11 +94,11 @@ def _close_candidates(decider: Decider) -> None:
         operation = decider.state.operations[candidate.operation]
         running = operation.started and operation.operation not in decider.memory.complete
         if running:
-            told = tuple(sorted(operation.reported))
+            ranks = tuple(sorted(operation.reported))
             for index, places in (
                 (operation.source_pool, operation.sources), (operation.target_pool, operation.targets),
             ):
-                decider.emit(ev.BlocksQuarantined, index, operation.operation, pack_ids(places), told)
+                decider.emit(ev.BlocksQuarantined, index, operation.operation, pack_ids(places), ranks)
         elif not operation.started and operation.operation not in decider.memory.undispatched:
             decider.ask(CancelTransfer(operation.operation))
         drop(decider, decider.state.pools[operation.target_pool], operation, operation.targets)
@@ -121,6 +121,6 @@ def _start_memory_anew(decider: Decider) -> None:
     decider.memory.paused = old.paused
     decider.memory.iterations = old.iterations
     decider.memory.next_deadline = old.next_deadline
-    decider.memory.deadlines = {number: what for number, what in old.deadlines.items() if what[0] == "expiry"}
+    decider.memory.deadlines = {number: purpose for number, purpose in old.deadlines.items() if purpose[0] == "expiry"}
     decider.memory.deadline_of = {f"{kind} {key}": number for number, (kind, key) in decider.memory.deadlines.items()}
     decider.rearm()

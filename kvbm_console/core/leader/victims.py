@@ -1,4 +1,4 @@
-"""Room in a pool that the leader decides: what is evicted for a copy into it, and when that copy waits instead.
+"""Room in a pool that the leader decides: the victims of a copy into it, and when that copy waits instead.
 
 Law of this file: by the offload law ``order``, a block that would be lost is not evicted while it can still be copied
 down. Blocks with a copy below go first. If there are not enough of them, the blocks in front are copied, and the copy
@@ -28,7 +28,7 @@ _FURTHER: Final = 4
 def to_evict(decider: Decider, pool: PoolFacts, missing: int, hashes: Sequence[int]) -> tuple[list[int], EvictRule]:
     """At most ``missing`` places to evict for these hashes, and whether recency alone would have chosen them too.
 
-    A block that waits for its own copy down stays until that has ended: what was about to be saved is not given up. So
+    A block that waits for its own copy down stays until that has ended, because it is about to be saved. So
     do the blocks that these hashes continue, with all of their prefix, and the prefixes of held blocks (I13).
     """
     mine, policy = decider.memory.pools[pool.info.pool], decider.live_memory.policies[pool.info.pool]
@@ -52,7 +52,7 @@ def to_evict(decider: Decider, pool: PoolFacts, missing: int, hashes: Sequence[i
 
 
 def _may_go(decider: Decider, pool: PoolFacts) -> Callable[[int], bool]:
-    """As ``evictable``, but for the copies of what is evicted next in the pool above."""
+    """As ``evictable``, but for the copies of the next victims in the pool above."""
     may_go = evictable(pool)
     for above in decider.lower_pools():
         if decider.below(above) is pool:
@@ -67,7 +67,7 @@ def _saved(mine: PoolMemory, place: int) -> bool:
 
 
 def may_save(decider: Decider, pool: PoolFacts) -> bool:
-    """Whether blocks of this pool that have no copy below can still get one."""
+    """True if blocks of this pool that have no copy below can still get one."""
     if decider.below(pool) is None or not decider.config.by_order:
         return False
     busy = decider.memory.busy.get(pool.info.pool, ())
@@ -78,7 +78,7 @@ def may_save(decider: Decider, pool: PoolFacts) -> bool:
 
 
 def copies_further(decider: Decider, pool: PoolFacts) -> None:
-    """Copies of this pool into the one below run from now on."""
+    """Copies of this pool into the pool below run from now on."""
     busy = decider.memory.busy.setdefault(pool.info.pool, [])
     while busy and 0 <= busy[0][1] <= decider.at_ns - SECOND_NS:
         del busy[0]
@@ -89,7 +89,7 @@ def copies_further(decider: Decider, pool: PoolFacts) -> None:
 
 
 def _safe(decider: Decider, pool: PoolFacts, keys: Sequence[int]) -> list[int]:
-    """The places of those keys, in the order of eviction, that have a copy below; nothing that another one continues
+    """The places of those keys, in the order of eviction, that have a copy below; no block that another block continues
     which stays (I13)."""
     mine, place_of, parent_of = decider.memory.pools[pool.info.pool], pool.by_hash, decider.memory.parent_of.get
     again = list(filter(mine.bereft.__contains__, map(place_of.__getitem__, keys)))
@@ -134,7 +134,7 @@ def chains(parent_of: Mapping[int, int], hashes: Sequence[int]) -> list[list[int
 
 
 def evictable(pool: PoolFacts) -> Callable[[int], bool]:
-    """Whether the place of a hash may be evicted: readable and without a holder (I3)."""
+    """True if the place of a hash may be evicted: readable and without a holder (I3)."""
     content, refs, place_of, away = pool.content, pool.refs, pool.by_hash, pool.quarantined
 
     def may_go(key: int) -> bool:

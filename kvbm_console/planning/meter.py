@@ -1,6 +1,6 @@
 """Measures of a simulated machine: its requests, its device blocks over time, and the times between tokens.
 
-``Timings`` has the figures over virtual time. ``Meter`` tells it the begin and end of iterations from the events of a
+``Timings`` has the figures over virtual time. ``Meter`` reports the begin and end of iterations from the events of a
 leader. ``ledger.MachineLedger`` does the same from the calls of an engine without a leader.
 
 An engine samples one token of each decoding request at the end of an iteration, so nearly all gaps of an iteration are
@@ -10,9 +10,9 @@ and iterations end at 10 ms and at 15 ms: two gaps of 5 ms. Let a request be lef
 again at 20 ms. Its gap is 10 ms, and the other request has two gaps of 5 ms.
 
 Several equal iterations may be reported at once, with the blocks of all of them. A block that only a later iteration
-needs is ``early``. The area under the blocks in use and the stats lines leave it out until then.
+needs is ``early``. The area under the blocks in use and the stats lines exclude the block until then.
 
-Law of this file: it looks and never decides, so a run with a meter makes the same events as a run without.
+Law of this file: it observes and never decides, so a run with a meter makes the same events as a run without.
 """
 
 import sys
@@ -31,22 +31,22 @@ from kvbm_console.core.stimuli import IterationFinished, Stimulus
 from kvbm_console.core.tiers import PoolFacts
 
 _BYTE_MAX: Final = 255
-"""With fewer holders than this no ref count needs a second byte."""
+"""With fewer holders than this, no ref count needs a second byte."""
 COMPLETED: Final = (FinishReason.STOP, FinishReason.LENGTH)
 _SKIPPED: Final = (SlotState.SKIPPED_PREFILL, SlotState.SKIPPED_DECODE)
 _REFERENCED, _WRITING = int(Condition.REFERENCED), int(Condition.WRITING)
 
 
 class RequestRecord(msgspec.Struct):
-    """One request that has ended or is under way."""
+    """A request in flight or ended."""
 
     request: str
     arrived_ns: int
     prompt_blocks: int = 0
     hits: tuple[int, int, int, int] = (0, 0, 0, 0)
-    """Prompt blocks found in G1 to G4 at its last admission."""
+    """Prompt blocks found in G1 to G4 at the last admission."""
     first_miss: int | None = None
-    """The first prompt block that its last lookup found nowhere."""
+    """The first prompt block that the last lookup missed in all tiers."""
     why_missed: str = ""
     preemptions: int = 0
     first_token_ns: int | None = None
@@ -69,11 +69,11 @@ class StatsLine(msgspec.Struct, frozen=True):
     """True for a line that comes every few iterations."""
 
     def document(self) -> dict[str, Any]:
-        """The line as it stands in the report."""
+        """The line as an object of the report."""
         return {name: getattr(self, name) for name in self.__struct_fields__ if name != "passing"}
 
     def text(self) -> str:
-        """One line for people."""
+        """The line as a sentence."""
         return (
             f"stats {self.point}: iteration {self.iteration}, {self.active_slots} active slots, "
             f"{self.blocks_used} blocks used, {self.blocks_free} free, max ref count {self.max_ref_count}"
@@ -90,8 +90,8 @@ def stats_of(state: CacheState, point: str, *, passing: bool = False) -> StatsLi
 
 
 def _most_refs(state: CacheState, pool: PoolFacts) -> int:
-    """The largest ref count. ``max`` of a column of 64 Ki places would take a millisecond, ten times as long. So a line
-    every few iterations does not slow a run down."""
+    """The largest ref count."""
+    # ``max`` of a column of 64 Ki places takes a millisecond, ten times as long, and would slow down frequent lines.
     if sys.byteorder != "little" or len(state.slots) + len(state.operations) >= _BYTE_MAX:
         return max(pool.refs, default=0)
     low = pool.refs.tobytes()[:: pool.refs.itemsize]
@@ -105,19 +105,19 @@ def device_of(state: CacheState) -> PoolFacts:
 
 
 class TokenGaps:
-    """``counts``: nanoseconds between two tokens of a request, to how often."""
+    """Gaps between tokens. ``counts`` maps nanoseconds between two tokens of a request to the number of such gaps."""
 
     __slots__ = ("_away", "_last_ns", "counts")
 
     def __init__(self) -> None:
         self.counts: dict[int, int] = {}
         self._away: dict[Hashable, int] = {}
-        """Requests that sampled no token in the last iteration, to the time of their last one."""
+        """Requests that sampled no token in the last iteration, to the time of their last token."""
         self._last_ns = 0
         """The end of the last iteration."""
 
     def left_out(self, request: Hashable) -> None:
-        """A request that has a token takes no part in the next iteration."""
+        """Note that a request with a token takes no part in the next iteration."""
         self._away.setdefault(request, self._last_ns)
 
     def cloned(self, parent: Hashable, clone: Hashable) -> None:
@@ -132,9 +132,9 @@ class TokenGaps:
     def sampled(
         self, begun_ns: int, at_ns: int, steps: int, requests: int, first: int, back: Iterable[Hashable]
     ) -> None:
-        """``steps`` iterations of equal length ended, in each of which so many requests sampled a token.
+        """``steps`` iterations of equal length ended, and ``requests`` requests sampled a token in each of them.
 
-        Of the first iteration, ``first`` are the first tokens of their requests; ``back`` names all requests that
+        In the first iteration, ``first`` tokens are the first of their requests; ``back`` names all requests that
         may have been left out of the iteration before.
         """
         lasts_ns = (at_ns - begun_ns) // steps
@@ -164,7 +164,7 @@ class Timings:
         self.ttft_ns = array("q")
         self.latency_ns = array("q")
         self.per_token_ns = array("q")
-        """Of the same requests, -1 for a request without a second token."""
+        """``per_token_ns`` of the same requests, -1 for a request without a second token."""
         self.gaps = TokenGaps()
         self.last_finish_ns = 0
         self.peak_used = 0
@@ -172,7 +172,7 @@ class Timings:
         self._stats = stats
         self._stats_every = stats_every if stats is not None else 0
         self._at_ns = self._area = 0
-        """Up to ``_at_ns`` device blocks in use are summed over time in ``_area``."""
+        """``_area`` is the sum of used device blocks over time, up to ``_at_ns``."""
         self._running: tuple[int, int, int, int, Iterable[Hashable], int] = (0, 1, 0, 0, (), 0)
         """The arguments of the last ``begin``."""
 
@@ -191,19 +191,19 @@ class Timings:
     def begin(
         self, at_ns: int, steps: int, requests: int, first: int, back: Iterable[Hashable], early: int
     ) -> None:
-        """``steps`` iterations begin. The last arguments are those of ``TokenGaps.sampled``, and the sum over all early
-        blocks of the iterations by which they are early."""
+        """``steps`` iterations begin; see ``TokenGaps.sampled``. ``early`` is the sum of iterations by which all early
+        blocks are early."""
         self._running = (at_ns, steps, requests, first, back, early)
 
     def end(self, at_ns: int) -> None:
         """The iterations that began last have ended."""
         begun_ns, steps, requests, first, back, early = self._running
         self.gaps.sampled(begun_ns, at_ns, steps, requests, first, back)
-        self._area -= early * ((at_ns - begun_ns) // steps)  # they last equally long
+        self._area -= early * ((at_ns - begun_ns) // steps)  # all iterations have the same length
         self._running = (begun_ns, steps, requests, first, (), 0)
 
     def passed(self, at_ns: int, used: int) -> None:
-        """So many device blocks were in use until now."""
+        """Add the time in which ``used`` device blocks were in use, up to now."""
         if at_ns != self._at_ns:
             self._area += used * (at_ns - self._at_ns)
             self._at_ns = at_ns
@@ -215,10 +215,10 @@ class Timings:
             self._stats(line)
 
     def tell(self, before: int, last: int, early: Sequence[int], line: Callable[[], StatsLine]) -> None:
-        """The stats lines behind iteration ``before`` up to ``last``, which are reported at once.
+        """Report the stats lines after iteration ``before`` up to ``last``, which end together.
 
-        ``line`` makes the line of now, which has all blocks. ``early`` holds, in ascending order, for each early block
-        the number of these iterations that begin before it is needed.
+        ``line`` makes the present line, which has all blocks. ``early`` has, in ascending order, the number of these
+        iterations that begin before each early block is needed.
         """
         every = self._stats_every
         if self._stats is None or not every or before // every == last // every:
@@ -232,7 +232,7 @@ class Timings:
 
 
 class Meter:
-    """Called for every stimulus with what it led to (``Dispatcher.publish``).
+    """The publisher of a dispatcher: called with every stimulus and its outcome (``Dispatcher.publish``).
 
     ``ended`` is called with the record of every request that has ended. With ``keep_records`` every request keeps its
     ``RequestRecord`` until ``free_finished``; otherwise only live requests do. ``stats`` is called as in ``Timings``.
@@ -253,22 +253,22 @@ class Meter:
         self._used = 0
         self._assigned: ev.DeviceBlocksAssigned | None = None
         self._prefilled: list[RequestRecord] = []
-        """Requests whose prompt the iteration that runs computes to its end: it samples their first token."""
+        """Requests whose prompt the running iteration completes, so it samples their first token."""
         self._totals: dict[int, int] = {}
-        """Tokens that a slot which was preempted computes before it samples again."""
+        """Preempted slots, to the tokens that they compute before they sample again."""
         self._decoding: set[int] = set()
         self._back: list[int] = []
-        """Slots of the iteration that runs which may have been left out of the iteration before."""
+        """Slots of the running iteration that may have been left out of the iteration before."""
         self._ended = ended
 
     def watch(self, state: CacheState) -> None:
-        """The machine stands: its device pool is declared and nothing has arrived."""
+        """Watch a machine whose device pool is declared, before the first request arrives."""
         self._state = state
         self._device = device_of(state)
         self.point("reset")
 
     def free_finished(self) -> None:
-        """Give up the records of the requests that have ended."""
+        """Drop the records of the requests that have ended."""
         live = {id(record) for record in self._live.values()}
         self.records = [record for record in self.records if id(record) in live]
 
@@ -278,7 +278,7 @@ class Meter:
         self.times.point(stats_of(self._state, name))
 
     def __call__(self, stimulus: Stimulus, outcome: Outcome) -> None:
-        """Look at one stimulus and its outcome."""
+        """Measure a stimulus and its outcome."""
         times = self.times
         if type(stimulus) is IterationFinished:
             times.end(stimulus.at_ns)
@@ -309,7 +309,7 @@ class Meter:
     def _cloned(self, event: ev.SlotCloned) -> None:
         parent = self._live[event.parent]
         record = RequestRecord(event.request, parent.arrived_ns, parent.prompt_blocks, parent.hits)
-        record.first_token_ns = parent.first_token_ns  # each sequence samples its own from the same prompt
+        record.first_token_ns = parent.first_token_ns  # each sequence samples its own token from the same prompt
         record.prompt_tokens = parent.prompt_tokens
         self.times.gaps.cloned(event.parent, event.slot)
         self._live[event.slot] = record
@@ -393,7 +393,7 @@ class Meter:
         )
 
     def _early(self, event: ev.IterationAdvanced) -> list[int]:
-        """For each block that is reported for several iterations at once, how many of them begin before it is needed.
+        """For each block of several iterations, the number of iterations that begin before the block is needed.
 
         Block b of a decoding slot is needed by the iteration that begins with b blocks of computed tokens.
         """
@@ -425,12 +425,12 @@ _LOOK: Final[dict[type[ev.Event], Callable[[Meter, Any], None]]] = {
     ev.DeviceBlocksAssigned: Meter._given,
     ev.IterationAdvanced: Meter._advanced,
 }
-"""Event type to the method that looks at it; the others say nothing that is measured."""
+"""Event type to the method that measures it; other events have no part in the figures."""
 _LOOK_AT: Final = _LOOK.get
 
 
 def per_token_ns(first_token_ns: int, finished_ns: int, tokens: int) -> int:
-    """Nanoseconds for each token behind the first, rounded down; -1 of a request without a second token.
+    """Nanoseconds for each token after the first, rounded down; -1 for a request without a second token.
 
     >>> per_token_ns(100, 400, 4), per_token_ns(100, 100, 1)
     (100, -1)
@@ -439,7 +439,7 @@ def per_token_ns(first_token_ns: int, finished_ns: int, tokens: int) -> int:
 
 
 def spread_of(counts: Mapping[int, int]) -> dict[str, Any]:
-    """Mean, percentiles and maximum of values that are there so often, None of none.
+    """Mean, percentiles and maximum of counted values; all None without values.
 
     >>> spread_of({1: 9, 11: 1})
     {'mean': 2.0, 'p50': 1, 'p90': 1, 'p99': 11, 'max': 11}
@@ -448,13 +448,13 @@ def spread_of(counts: Mapping[int, int]) -> dict[str, Any]:
     if not number:
         return dict.fromkeys(("mean", "p50", "p90", "p99", "max"))
     ordered = sorted(counts)
-    found: dict[str, Any] = {"mean": sum(value * count for value, count in counts.items()) / number}
+    spread: dict[str, Any] = {"mean": sum(value * count for value, count in counts.items()) / number}
     at = seen = 0
     for name, share in (("p50", 500), ("p90", 900), ("p99", 990)):
         rank = -(-number * share // 1_000)
         while seen + counts[ordered[at]] < rank:
             seen += counts[ordered[at]]
             at += 1
-        found[name] = ordered[at]
-    found["max"] = ordered[-1]
-    return found
+        spread[name] = ordered[at]
+    spread["max"] = ordered[-1]
+    return spread

@@ -1,7 +1,7 @@
 """The options of ``simulate``, checked before any work.
 
 Law of this file: a value out of bounds is refused with one sentence that names the flag, the bound and the value. An
-option without effect is checked all the same, but never shown: a run without a lower tier says nothing about tiers.
+option without effect is checked too, but never shown: the report of a run without a lower tier names no tiers.
 """
 
 import math
@@ -27,15 +27,15 @@ BLOCK_TOKENS: Final = 16
 TICK_NS: Final = 1_000
 """Bandwidth and base latency are given per tick of 1 us."""
 BANDWIDTH_MIN: Final = 1e-9
-"""A token in a quarter of an hour: so slow that nothing ever arrives, and still finite in nanoseconds."""
+"""A token in a quarter of an hour: so slow that no copy ever arrives, and still finite in nanoseconds."""
 BANDWIDTH_MAX: Final = 1e12
-"""Beyond it a copy takes no time that could be measured."""
+"""Above this a copy takes no measurable time."""
 STEP_NS: Final = EngineConfig(g1_blocks=1).step_base_ns
 THRASH_STEPS: Final = 250
-"""The default thrash window in steps of an engine: about the time in which an answer is decoded. A block that comes
-back before the request that pushed it out can have ended was given up for nothing."""
+"""The default thrash window in steps of an engine: about the time to decode an answer. Within this time the request
+that caused an eviction cannot have ended, so an eviction was useless if its block comes back so soon."""
 BATCH_MAX: Final = 2**20
-"""Tokens or requests of one iteration: a million is more than any engine takes."""
+"""Tokens or requests of an iteration: a million is more than any engine takes."""
 OFFLOAD_THRESHOLD: Final = 0.9
 """The default; see the table in ``docs/offloading.md``."""
 OFFLOAD_PRESETS: Final[dict[str, dict[str, Any]]] = {
@@ -43,8 +43,8 @@ OFFLOAD_PRESETS: Final[dict[str, dict[str, Any]]] = {
     "lmcache": {"kv_offload_law": "order", "kv_offload_threshold": 0.0},
     "original": {"kv_offload_law": "total", "kv_offload_threshold": 0.9},
 }
-"""Rules of other programs for copying down. vLLM's OffloadingConnector and LMCache store each full block. By the
-original wording of BC-2 all saved blocks are safe, wherever they stand in the order of eviction."""
+"""Rules of other programs for offloads. vLLM's OffloadingConnector and LMCache store each full block. By the original
+wording of BC-2 all saved blocks are safe, at any position in the order of eviction."""
 INSTANCES_MAX: Final = 256
 HOSTS_MAX: Final = 16
 _SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]i?)?B?", re.IGNORECASE)
@@ -81,7 +81,7 @@ class Geometry(msgspec.Struct, frozen=True):
 
     @property
     def text(self) -> str:
-        """As ``parse`` reads it."""
+        """The text that ``parse`` reads."""
         return f"{self.layers},{self.kv_heads},{self.head_dim},{self.element_bytes}"
 
     @classmethod
@@ -122,10 +122,10 @@ class CacheOptions(msgspec.Struct, frozen=True, kw_only=True):
     step_base: int | None = None
     step_prefill_token: int | None = None
     step_decode_request: int | None = None
-    """Nanoseconds; None for those of ``EngineConfig``, which checks them."""
+    """Nanoseconds; None for the times of ``EngineConfig``, which checks all times."""
     max_num_batched_tokens: int | None = None
     max_num_seqs: int | None = None
-    """None for those of ``EngineConfig`` or of the workload."""
+    """None for the limits of ``EngineConfig`` or of the workload."""
 
     def __post_init__(self) -> None:
         whole = f"from 0 to {BLOCKS_MAX}"
@@ -145,14 +145,14 @@ class CacheOptions(msgspec.Struct, frozen=True, kw_only=True):
             check(value is None or 1 <= value <= BATCH_MAX, field, f"from 1 to {BATCH_MAX}", value)
 
     def engine_fields(self) -> dict[str, int]:
-        """The fields of ``EngineConfig`` that these options say."""
-        said = {
+        """The fields of ``EngineConfig`` that these options set."""
+        fields = {
             "g1_blocks": self.total_kv_blocks, "token_bytes": self.kv_geometry.token_bytes,
             "max_batch_tokens": self.max_num_batched_tokens, "max_running": self.max_num_seqs,
             "step_base_ns": self.step_base, "prefill_token_ns": self.step_prefill_token,
             "decode_request_ns": self.step_decode_request,
         }
-        return {name: value for name, value in said.items() if value is not None}
+        return {name: value for name, value in fields.items() if value is not None}
 
     @property
     def thrash_window_ns(self) -> int:
@@ -162,7 +162,7 @@ class CacheOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def prefetches(self) -> bool:
-        """True if there are tiers between which something can be fetched."""
+        """True if blocks can be fetched ahead from disk to host."""
         return self.prefetch != "none" and self.kv_cpu_blocks > 0 and self.kv_disk_blocks > 0
 
     @property
@@ -172,11 +172,11 @@ class CacheOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def block_bytes(self) -> int:
-        """Bytes of one block."""
+        """Bytes of a block."""
         return self.block_size * self.kv_geometry.token_bytes
 
     def links(self) -> tuple[LinkSpec, ...]:
-        """One queue for each direction of host and disk, all with the bandwidth and base latency of the flags."""
+        """A queue for each direction of host and disk, all with the bandwidth and base latency of the flags."""
         bytes_per_s = self.kv_transfer_bandwidth * self.kv_geometry.token_bytes * (10**9 / TICK_NS)
         base_ns = round(self.kv_transfer_base_latency * TICK_NS)
         return tuple(
@@ -200,15 +200,15 @@ class CacheOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SimulateOptions(CacheOptions, frozen=True, kw_only=True):
-    """One run of ``simulate``."""
+    """The options of a run of ``simulate``."""
 
     trace: str
     limit: int | None = None
     instances: int = 1
     hosts: int = 1
     cleanup: Cleanup = "end"
-    """When finished requests give up their records: as they end (``incremental``), at the end of the run (``end``), or
-    never. Unless it is ``none``, the tiers are cleared at the end. The output is the same."""
+    """Time at which records of finished requests are dropped: at their end (``incremental``), at the end of the run
+    (``end``), or never (``none``). Except for ``none``, the tiers are cleared at the end. The output is the same."""
     stats_every: int = 10
     seed: int | None = None
     check: bool = False

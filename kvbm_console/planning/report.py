@@ -1,10 +1,10 @@
 """The report of ``simulate``, every figure with its formula, and the file of ``--requests-out``.
 
 Law of this file: the keys of the JSON document are exactly ``KEYS``, in that order, each with its formula. A key never
-gets another meaning. Rates are fractions from 0 to 1, or null where nothing was counted. The figures of several
-instances are sums, and rates are those of the sums, so hit rates are weighted by lookups and thrash by offloads. Keys
-that begin with ``blis_`` are that program's formulas, for comparison. Nothing depends on the machine that it runs on:
-how long it took is told on stderr.
+changes its meaning. Rates are fractions from 0 to 1, or null without counts. The figures of several instances are sums,
+and rates are quotients of sums, so hit rates are weighted by lookups and thrash by offloads. Keys that begin with
+``blis_`` are that program's formulas, for comparison. No figure depends on the computer; the time of the run goes to
+stderr.
 """
 
 import copy
@@ -145,23 +145,23 @@ INNER: Final[dict[str, dict[str, str]]] = {
         "blocks_free": "the others", "max_ref_count": "most holders of one device block",
     },
 }
-"""Keys inside the object (or the objects of the list) under a key of ``KEYS``, in the same way. The keys of what goes
-by tier are ``G1`` to ``G3``, of what goes by route ``G1>G2`` and so on."""
+"""Keys inside the object (or the objects of the list) under a key of ``KEYS``, in the same way. Figures by tier have
+the keys ``G1`` to ``G3``, figures by route ``G1>G2`` and so on."""
 
 
 class InstanceMeasures(msgspec.Struct, frozen=True):
-    """The sums of one instance."""
+    """The sums of an instance."""
 
     engine: EngineTotals
     times: Timings
     totals: Totals
     gauges: dict[str, dict[str, float]] = {}
-    """Of the policy of each pool that the leader decides, by tier."""
+    """Gauges of the policies of the leader's pools, by tier."""
     prefetch: dict[str, int] = {}
 
 
 def measure(rig: Rig, meter: Meter) -> InstanceMeasures:
-    """The sums of an instance with a leader; before its clean-up."""
+    """The sums of an instance with a leader, before the instance's clean-up."""
     leader = rig.leader
     return InstanceMeasures(
         rig.engine.totals, meter.times, copy.deepcopy(leader.state.totals),
@@ -241,7 +241,7 @@ def make_report(options: SimulateOptions, note: str | None, parts: Sequence[Inst
 def settings_of(options: SimulateOptions) -> dict[str, Any]:
     """The settings of the run, without tiers, links and policies if there is no lower tier."""
     engine = EngineConfig(**options.engine_fields())
-    said: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "limit": options.limit, "seed": options.seed, "instances": options.instances,
         "total_kv_blocks": options.total_kv_blocks, "block_size": options.block_size,
         "kv_geometry": options.kv_geometry.text, "token_bytes": options.kv_geometry.token_bytes,
@@ -250,7 +250,7 @@ def settings_of(options: SimulateOptions) -> dict[str, Any]:
         "max_num_seqs": engine.max_running,
     }
     if options.tiered:
-        said |= {
+        settings |= {
             "kv_cpu_blocks": options.kv_cpu_blocks, "kv_disk_blocks": options.kv_disk_blocks,
             "kv_offload_threshold": options.kv_offload_threshold, "kv_offload_law": options.kv_offload_law,
             "kv_transfer_bandwidth": options.kv_transfer_bandwidth,
@@ -259,10 +259,10 @@ def settings_of(options: SimulateOptions) -> dict[str, Any]:
             "prefetch": options.prefetch if options.prefetches else "none",
         }
         if options.prefetches and options.prefetch_stop != "best_effort":
-            said["prefetch_stop"] = options.prefetch_stop
+            settings["prefetch_stop"] = options.prefetch_stop
             if options.prefetch_stop == "timeout":
-                said["prefetch_timeout_s"] = options.prefetch_timeout_s
-    return said
+                settings["prefetch_timeout_s"] = options.prefetch_timeout_s
+    return settings
 
 
 def _tiers(options: SimulateOptions) -> list[Tier]:
@@ -277,19 +277,19 @@ def _policy(options: SimulateOptions, parts: Sequence[InstanceMeasures]) -> dict
 
 
 def _thrash(tiers: Sequence[Tier], parts: Sequence[InstanceMeasures]) -> dict[str, dict[str, Any]]:
-    told = {}
+    thrash = {}
     for tier in tiers:
         at = tier - 1
         returned = sum(part.totals.returned_blocks[at] for part in parts)
         again = _columns(part.totals.asked_again[at] for part in parts)
         half, most = age_within(again, 0.5), age_within(again, 0.9)
-        told[tier.name] = {
+        thrash[tier.name] = {
             "thrash_blocks": returned,
             "thrash_rate": _rate(returned, sum(part.totals.evicted_blocks[at] for part in parts)),
             "asked_again_blocks": sum(again), "asked_again_p50_s": None if half is None else half / SECOND_NS,
             "asked_again_p90_s": None if most is None else most / SECOND_NS,
         }
-    return told
+    return thrash
 
 
 def _prefetch(options: SimulateOptions, parts: Sequence[InstanceMeasures]) -> dict[str, Any] | None:
@@ -337,8 +337,7 @@ def _is_time(value: int) -> bool:
 def _goodput(
     options: SimulateOptions, parts: Sequence[InstanceMeasures], requests: int, duration_s: float
 ) -> dict[str, Any] | None:
-    """Requests within the limits. A request without a second token has no time between tokens, which is within any
-    limit."""
+    """Requests within the limits. A request without a second token has no time between tokens, so any limit holds."""
     if options.slo_ttft is None and options.slo_itl is None:
         return None
     ttft_ns = options.slo_ttft if options.slo_ttft is not None else math.inf
@@ -354,7 +353,7 @@ def _goodput(
     }
 
 
-# --- for people ---
+# --- the report as text ---
 
 
 def text_of(document: Mapping[str, Any]) -> str:
@@ -445,8 +444,8 @@ def _prefetch_text(values: Mapping[str, Any]) -> str:
     )
 
 
-def _also(count: int, what: str) -> str:
-    return f", {count:,} {what}" if count else ""
+def _also(count: int, label: str) -> str:
+    return f", {count:,} {label}" if count else ""
 
 
 def _number(value: float | None) -> str:
@@ -498,9 +497,9 @@ def row_of(instance: int, record: RequestRecord, block_tokens: int) -> dict[str,
 
 @contextmanager
 def writer(path: Path | None, block_tokens: int) -> Iterator[Callable[[int, RequestRecord], None] | None]:
-    """A function that appends a row to the file, which is made anew; None without a path.
+    """A function that appends a row to the file, which is overwritten; None without a path.
 
-    Raises ``UsageError`` for another suffix and for a file that cannot be written.
+    Raises ``UsageError`` for an unknown suffix and for a file that cannot be written.
     """
     if path is None:
         yield None

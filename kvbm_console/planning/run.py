@@ -33,7 +33,7 @@ Ended = Callable[[int, RequestRecord], None]
 
 
 class SimulateRun(msgspec.Struct, frozen=True):
-    """A finished run. ``records`` has each request if records were kept, or never given up (``cleanup`` none)."""
+    """A finished run. ``records`` has each request if records were kept, or never dropped (``cleanup`` none)."""
 
     document: dict[str, Any]
     """The report, under the keys of ``report.KEYS``."""
@@ -46,11 +46,11 @@ def simulate(
     options: SimulateOptions, *, progress: Progress | None = None, stats: Callable[[StatsLine], None] | None = None,
     keep_records: bool = False, windows: bool = True, leader: bool = False, ended: Ended | None = None,
 ) -> SimulateRun:
-    """Run the trace to its end. ``progress`` is told the requests that have ended, ``stats`` the stats lines,
-    ``ended`` each request and the instance that it was of.
+    """Run the trace to its end. ``progress`` gets the number of ended requests, ``stats`` the stats lines, ``ended``
+    the instance and the record of each request.
 
-    Iterations that nothing disturbs are taken together unless ``windows`` is off; a leader that would decide nothing is
-    left out (``counted``) unless ``leader`` is on. The report and the stats lines are the same.
+    Undisturbed iterations run together unless ``windows`` is off; a leader that would decide nothing is left out
+    (``counted``) unless ``leader`` is on. The report and the stats lines are the same.
     """
     workload = open_trace(options)
     shares = [workload] if options.instances == 1 else [
@@ -62,22 +62,22 @@ def simulate(
     for index, share in enumerate(shares):
         before = done
 
-        def told(finished: int, before: int = before) -> None:
+        def report(finished: int, before: int = before) -> None:
             if progress is not None:
                 progress(before + finished)
 
         tell = None if ended is None else partial(ended, index)
         if counts:
-            part = _count_share(build_ledger(options, share, stats, windows=windows, ended=tell), told)
+            part = _count_share(build_ledger(options, share, stats, windows=windows, ended=tell), report)
         else:
             meter = Meter(
                 keep_records=keep_records or options.cleanup != "incremental", stats_every=options.stats_every,
                 stats=stats, ended=tell,
             )
-            part = _run_share(options, build_rig(options, share, meter, windows=windows), meter, told, keep_records)
+            part = _run_share(options, build_rig(options, share, meter, windows=windows), meter, report, keep_records)
         parts.append(part)
         done += part.measures.engine.finished
-        told(0, done)
+        report(0, done)
     return SimulateRun(
         make_report(options, note_of(workload), [part.measures for part in parts]),
         [record for part in parts for record in part.records], sum(part.held_records for part in parts),
@@ -85,16 +85,16 @@ def simulate(
 
 
 class _Part(msgspec.Struct, frozen=True):
-    """The result of one instance; see ``SimulateRun``."""
+    """The result of an instance; see ``SimulateRun``."""
 
     measures: InstanceMeasures
     records: list[RequestRecord] = []
     held_records: int = 0
 
 
-def _run_share(options: SimulateOptions, rig: Rig, meter: Meter, told: Progress, keep_records: bool) -> _Part:
-    """One instance with its leader."""
-    rig.run_to_end(progress=told)
+def _run_share(options: SimulateOptions, rig: Rig, meter: Meter, report: Progress, keep_records: bool) -> _Part:
+    """Run an instance with its leader."""
+    rig.run_to_end(progress=report)
     meter.point("decode")
     measures, held = measure(rig, meter), len(meter.records)
     if options.cleanup != "none":
@@ -105,9 +105,9 @@ def _run_share(options: SimulateOptions, rig: Rig, meter: Meter, told: Progress,
     return _Part(measures, meter.records, held)
 
 
-def _count_share(ledger: MachineLedger, told: Progress) -> _Part:
-    """One instance of options that are ``counted``."""
-    ledger.run_to_end(told)
+def _count_share(ledger: MachineLedger, report: Progress) -> _Part:
+    """Run an instance without a leader."""
+    ledger.run_to_end(report)
     ledger.point("decode")
     measures = ledger.measures()
     ledger.clear()
@@ -116,14 +116,12 @@ def _count_share(ledger: MachineLedger, told: Progress) -> _Part:
 
 
 def counted(options: SimulateOptions, keep_records: bool = False) -> bool:
-    """True if counting is enough: there is no tier below the device, and only the report and the stats lines are
-    wanted."""
+    """True if no leader is needed: there is no tier below the device, and only report and stats lines are wanted."""
     return not (options.tiered or options.check or options.hosts > 1 or keep_records or options.cleanup == "none")
 
 
 def open_trace(options: SimulateOptions) -> Workload:
-    """The workload of the options. Raises ``UsageError`` for a workload that never ends, and for a seed of a recorded
-    trace."""
+    """The workload of the options. Raises ``UsageError`` for an endless workload and for a seed of a recorded trace."""
     workload = parse_trace(options.trace, options.limit)
     if options.seed is not None:
         if not isinstance(workload, Multiturn):
@@ -135,7 +133,7 @@ def open_trace(options: SimulateOptions) -> Workload:
 
 
 def build_rig(options: SimulateOptions, workload: Workload, meter: Meter, *, windows: bool = True) -> Rig:
-    """One instance, ready to run, with ``windows`` from its first decoding iteration on, whose stats line is
+    """An instance, ready to run. ``windows`` begin after the first decoding iteration, because its stats line is
     reported."""
     rig = build(
         options.leader_config(), engine_config(options), workload, publish=meter, hosts=options.hosts,
@@ -154,7 +152,7 @@ def build_ledger(
     options: SimulateOptions, workload: Workload, stats: Callable[[StatsLine], None] | None = None, *,
     windows: bool = True, ended: Callable[[RequestRecord], None] | None = None,
 ) -> MachineLedger:
-    """As ``build_rig``, of options that are ``counted``."""
+    """An instance without a leader, for options that are ``counted``."""
     return MachineLedger(
         engine_config(options), workload, options.block_size, stats_every=options.stats_every, stats=stats,
         windows=windows, ended=ended,
@@ -167,7 +165,7 @@ def engine_config(options: SimulateOptions) -> EngineConfig:
 
 
 def share_of(options: SimulateOptions, index: int) -> Workload:
-    """The requests of one of several instances: every n-th of a recorded trace, or its own chats of a generated one."""
+    """The requests of one of several instances: every n-th request of a recorded trace, or a share of the chats."""
     workload = open_trace(options)
     count = options.instances
     if not isinstance(workload, Multiturn):
@@ -188,7 +186,7 @@ def share_of(options: SimulateOptions, index: int) -> Workload:
 
 
 INSTANCE_SEEDS: Final = 1_000_003
-"""Instances draw from seeds far apart, so that those of neighbouring ``--seed`` never meet."""
+"""Distance between the seeds of instances, so that neighbouring values of ``--seed`` share no seed."""
 
 
 class _EveryNth:
@@ -203,11 +201,11 @@ class _EveryNth:
 
     @property
     def capacities(self) -> Capacities:
-        """Those of the whole."""
+        """The capacities of the whole workload."""
         return self._workload.capacities
 
     def begin(self, block_tokens: int) -> None:
-        """As the whole."""
+        """Begin the whole workload."""
         self._workload.begin(block_tokens)
 
     def arrivals(self) -> Iterator[Request]:
@@ -215,5 +213,5 @@ class _EveryNth:
         return islice(self._workload.arrivals(), self._index, None, self._count)
 
     def finished(self, request: Request, at_ns: int) -> Request | None:
-        """As the whole."""
+        """The request that follows in the whole workload."""
         return self._workload.finished(request, at_ns)

@@ -1,16 +1,16 @@
 """``KVStore``: a device pool and a host tier behind the verbs of the vectors, in the compatibility configuration.
 
-Law of this file: BC-3. An admission is a plan, which changes nothing, and a commit, which cannot fail; what is refused
-leaves no trace. The prefix of a request never pays for its own reload.
+Law of this file: BC-3. An admission is a plan, which changes nothing, and a commit, which cannot fail; a refusal leaves
+no trace. The prefix of a request never pays for its own reload.
 
-The compatibility configuration: how BLIS, on which the vectors were observed, differs from our defaults on purpose.
+The compatibility configuration: the vectors were observed on BLIS, which differs from our defaults on purpose.
 
-* Released blocks all go to the end of the free order, those without a hash too (ours are reused first).
-* A block carries its hash from its allocation on, not from the end of the iteration that fills it.
+* Released blocks all go to the end of the free order, even blocks without a hash (ours are reused first).
+* A block carries its hash from its allocation on, not from the end of the iteration that fills the block.
 * Of several copies of a block, a lookup names the newest.
 * The host tier keeps a chain in prompt order, so it loses the head of a chain first (ours loses the tail first, I13).
 * A transfer costs base + ceil(block size / bandwidth) for each block (ours for each transfer).
-* Misses count every block taken, those of decoding too (ours are blocks of prompts). A hit may cover the whole prompt
+* Misses count every allocated block, even for decoding (ours count blocks of prompts). A hit may cover the whole prompt
   (ours leaves a token to compute), and then still claims its blocks.
 * ``thrash_rate`` of the state is evictions / copies; ``real_thrash_rate`` is ours (BC-6).
 """
@@ -29,13 +29,13 @@ from kvbm_console.simulator.device_pool import DevicePool
 from kvbm_console.simulator.hashing import as_hash, blis_hash
 
 THRASH_WINDOW_TICKS: Final = 1_000
-"""A block that comes back within this time after it was copied down counts as thrash, the end excluded (BC-6)."""
+"""A block that comes back within this time after its offload counts as thrash, the end excluded (BC-6)."""
 SHOWN_HEX: Final = 12
 """Digits of a hash that a state shows."""
 
 
 class StoreConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Sizes in blocks and tokens, bandwidth in tokens per tick, latency in ticks; ``cpu_blocks`` 0 is one tier."""
+    """Sizes in blocks and tokens, bandwidth in tokens per tick, latency in ticks; ``cpu_blocks`` 0 is a single tier."""
 
     gpu_blocks: int
     block_size: int
@@ -43,13 +43,13 @@ class StoreConfig(msgspec.Struct, frozen=True, kw_only=True):
     bandwidth: float = 100.0
     base_latency: float = 0
     threshold: float = 0.0
-    """Not used here: copies are made when ``mirror`` asks."""
+    """Unused, because only ``mirror`` makes copies."""
 
     def __post_init__(self) -> None:
         require(self.gpu_blocks >= 1, "gpu_blocks", "at least 1", self.gpu_blocks)
         require(self.block_size >= 1, "block_size", "at least 1", self.block_size)
         check(self.cpu_blocks >= 0, "kv_cpu_blocks", "at least 0", self.cpu_blocks)
-        if self.cpu_blocks or self.bandwidth != 0:  # without a host tier there is no link: 0 is fine
+        if self.cpu_blocks or self.bandwidth != 0:  # without a host tier there is no link, so 0 is valid
             check_bandwidth(self.bandwidth)
         check_latency(self.base_latency)
 
@@ -63,8 +63,7 @@ class FifoPool(DevicePool):
         self.tokens_in = [0] * self.capacity_blocks
 
     def release(self, ids: Sequence[int]) -> None:
-        """One holder less for each block, tail first. A block that loses its last holder goes to the end of the
-        order."""
+        """Remove a holder from each block, tail first. A block without holders goes to the end of the free order."""
         for block in reversed(ids):
             left = self._state[block] = self._state[block] - 1
             if left:
@@ -78,7 +77,7 @@ class FifoPool(DevicePool):
         self._ring.append(block)
 
     def store(self, ids: Sequence[int], hashes: Sequence[int]) -> None:
-        """The blocks carry these hashes; lookups find the newest copy."""
+        """Give the blocks these hashes; lookups find the newest copy."""
         for block, sequence_hash in zip(ids, hashes, strict=True):
             older = self._index.pop(sequence_hash, None)
             super().store([block], [sequence_hash])
@@ -86,7 +85,7 @@ class FifoPool(DevicePool):
                 self._copies.setdefault(sequence_hash, []).insert(0, older)
 
     def reload(self, hashes: Sequence[int], prefix: Sequence[int]) -> None:
-        """Put these hashes into the next free places that are not of ``prefix``; they become the last of the order."""
+        """Put these hashes into the next free places outside ``prefix``, which go to the end of the free order."""
         kept = set(prefix)
         places = [block for block in self.free_order() if block not in kept][: len(hashes)]
         for block, sequence_hash in zip(places, hashes, strict=True):
@@ -101,12 +100,12 @@ class HostTier(SimpleLru):
     """The host tier in the compatibility order: the head of a chain is the oldest."""
 
     def touch(self, keys: Sequence[int], at_ns: int = 0) -> None:
-        """Blocks in prompt order were used or stored; the last one is the newest."""
+        """Note the use of blocks in prompt order; the last block is the newest."""
         super().touch(keys[::-1], at_ns)
 
 
 class _Plan(msgspec.Struct):
-    """The steps of an allocation, which is made if its ``need`` fits."""
+    """The steps of an allocation, which is carried out if its ``need`` fits."""
 
     claims: list[int]
     """Hashes of blocks to take a holder on, in prompt order."""
@@ -115,9 +114,9 @@ class _Plan(msgspec.Struct):
     prefix: list[int]
     """Resident blocks of the chain, which must not make room."""
     tokens: list[int]
-    """Tokens to write behind the claims."""
+    """Tokens to write after the claims."""
     need: int
-    """Free places that will be gone."""
+    """Free places that the allocation takes."""
 
 
 class KVStore:
@@ -140,7 +139,7 @@ class KVStore:
         self._pending: float = 0
         self._clock = 0
         self._stored_at: dict[int, int] = {}
-        """Hash in the host tier to the clock at which it was copied there."""
+        """Hash in the host tier to the clock at its offload."""
         self._hex: dict[int, str] = {}
 
     # --- questions ---
@@ -150,12 +149,12 @@ class KVStore:
         return self.pool.match([key for key, _ in self._chain(tokens)])
 
     def pending(self) -> float:
-        """Ticks of transfers that no step has been charged for. Reading changes nothing (BC-4)."""
+        """Ticks of transfers that no step was charged for. Reading changes nothing (BC-4)."""
         return self._pending
 
     @property
     def real_thrash_rate(self) -> float | None:
-        """Blocks that came back within the window per block copied down; None before any copy (BC-6)."""
+        """Blocks that came back within the window, for each offloaded block; None before any offload (BC-6)."""
         return rate(self.thrashed, self.mirrored)
 
     # --- verbs ---
@@ -163,8 +162,7 @@ class KVStore:
     def admit(
         self, request: str, tokens: Sequence[int], chunk: int = 0, output: Sequence[int] = (),
     ) -> tuple[list[int], int, int, bool]:
-        """Look up and allocate the next ``chunk`` tokens, all for 0. Returns (prefix found, start, end, whether
-        admitted)."""
+        """Look up and allocate the next ``chunk`` tokens, all for 0. Returns (prefix hit, start, end, admitted)."""
         cached = self.lookup(tokens)
         start = len(cached) * self.config.block_size
         rest = len(tokens) - start
@@ -174,8 +172,7 @@ class KVStore:
     def allocate(
         self, request: str, tokens: Sequence[int], start: int, end: int, cached: Sequence[int] = (),
     ) -> bool:
-        """Give a request blocks for its prompt tokens from ``start`` to ``end``. A refusal is False and changes
-        nothing."""
+        """Allocate blocks for prompt tokens from ``start`` to ``end``. A refusal is False and changes nothing."""
         plan = self._plan(request, tokens, start, end, cached)
         if plan.need > self.pool.free_blocks:
             return False
@@ -183,7 +180,7 @@ class KVStore:
         return True
 
     def decode(self, request: str, token: int) -> bool:
-        """Give a request a place for one more token. A refusal is False and changes nothing."""
+        """Allocate a place for another token. A refusal is False and changes nothing."""
         plan = _Plan([], [], [], [token], self._new_blocks(request, 1))
         if plan.need > self.pool.free_blocks:
             return False
@@ -191,12 +188,12 @@ class KVStore:
         return True
 
     def release(self, request: str) -> None:
-        """The request ends; its blocks keep their content. Unknown requests are fine."""
+        """End a request; its blocks keep their content. An unknown request is ignored."""
         self.tokens_of.pop(request, None)
         self.pool.release(self.requests.pop(request, []))
 
     def mirror(self, requests: Sequence[str]) -> None:
-        """Copy the full blocks of these requests down; those that are there are touched (BC-2, BC-10)."""
+        """Offload the full blocks of these requests, and touch blocks that the host tier has (BC-2, BC-10)."""
         if not self.config.cpu_blocks:
             return
         for request in requests:
@@ -218,13 +215,13 @@ class KVStore:
                 self.host_evictions += 1
 
     def clock(self, ticks: int) -> None:
-        """It is this late now."""
+        """Set the clock."""
         self._clock = ticks
 
     def consume(self) -> float:
         """The pending ticks, which are now charged to a step."""
-        taken, self._pending = self._pending, 0
-        return taken
+        pending, self._pending = self._pending, 0
+        return pending
 
     # --- plan and commit ---
 
@@ -252,7 +249,7 @@ class KVStore:
         chain = [key for key, _ in self._chain(tokens)]
         resident = self.pool.match
         prefix = [block for key in chain for block in resident([key])]
-        # The block that a running request has begun is its own: it is filled, and nothing is loaded behind it.
+        # A running request fills the block that it has begun, so no block is loaded after it.
         reloads = [] if held % size else self._continuation(chain, max(len(cached), len(owned or ())), prefix)
         known = set(reloads)
         reached = 0
@@ -272,16 +269,16 @@ class KVStore:
         return -(-tokens // self.config.block_size) if claims else self._new_blocks(request, tokens)
 
     def _continuation(self, chain: Sequence[int], first: int, prefix: Sequence[int]) -> list[int]:
-        """Hashes of the host tier that continue the chain behind its first blocks, as far as there are places."""
+        """Hashes of the host tier that continue the chain after its first blocks, as far as there are places."""
         room = self.pool.free_blocks - sum(1 for block in prefix if not self.pool.holders(block))
-        found: list[int] = []
+        hits: list[int] = []
         for key in chain[first:]:
             if self.pool.match([key]):
                 continue
-            if key not in self.host.resident or len(found) >= room:
+            if key not in self.host.resident or len(hits) >= room:
                 break
-            found.append(key)
-        return found
+            hits.append(key)
+        return hits
 
     def _commit(self, request: str, tokens: Sequence[int], plan: _Plan) -> None:
         if plan.reloads:
@@ -308,15 +305,15 @@ class KVStore:
             self.thrashed += self._clock - self._stored_at[key] < THRASH_WINDOW_TICKS
 
     def _write(self, blocks: list[int], written: list[int], tokens: Sequence[int]) -> None:
-        """Write tokens behind what is written, into the last block while it has room, then into new ones."""
+        """Append tokens, to the last block while it has room, then to new blocks."""
         size, pool = self.config.block_size, self.pool
         at = 0
         while at < len(tokens):
             if len(blocks) * size == len(written):
-                taken = pool.allocate(1)
-                assert taken is not None, "the plan fitted"
-                blocks += taken
-                pool.tokens_in[taken[0]] = 0
+                new = pool.allocate(1)
+                assert new is not None, "the plan fitted"
+                blocks += new
+                pool.tokens_in[new[0]] = 0
                 self.misses += 1
             part = tokens[at : at + len(blocks) * size - len(written)]
             at += len(part)
@@ -325,7 +322,7 @@ class KVStore:
             if len(blocks) * size == len(written):
                 pool.store(blocks[-1:], [list(self._chain(written))[-1][0]])
 
-    # --- what the vectors look at ---
+    # --- the state that vectors compare ---
 
     def state(self, *, compatible: bool = True) -> dict[str, Any]:
         """The whole state in the form of the vectors; ``compatible`` False shows the real thrash rate."""
@@ -357,11 +354,11 @@ class KVStore:
         return "" if key == EMPTY_HASH else self._hex[key][:SHOWN_HEX]
 
 
-# --- formulas: a rate of nothing is 0 where the name begins with ``blis_``, otherwise None ---
+# --- formulas: a rate without a whole is 0 if the name begins with ``blis_``, otherwise None ---
 
 
 def rate(part: float, whole: float) -> float | None:
-    """``part / whole``, None when there is no whole.
+    """``part / whole``, None if the whole is 0.
 
     >>> rate(2, 5), rate(0, 0)
     (0.4, None)
@@ -385,12 +382,12 @@ def blis_cache_hit_rate_mean(rates: Sequence[float]) -> float:
 
 
 def blis_eviction_rate(evictions: int, mirrored: int) -> float:
-    """Evictions of the host tier per block copied to it: what that program calls thrashing."""
+    """Evictions of the host tier for each block copied to the tier, which that program calls thrashing."""
     return rate(evictions, mirrored) or 0.0
 
 
 def transfer_ticks(blocks: int, block_size: int, bandwidth: float, base_latency: float) -> float:
-    """Ticks of one transfer (BC-4): base + ceil(blocks x block size / bandwidth), bandwidth in tokens per tick."""
+    """Ticks of a transfer (BC-4): base + ceil(blocks x block size / bandwidth), bandwidth in tokens per tick."""
     check_bandwidth(bandwidth)
     check_latency(base_latency)
     return base_latency + math.ceil(blocks * block_size / bandwidth)

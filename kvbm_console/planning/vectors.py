@@ -39,7 +39,7 @@ class CliVector(msgspec.Struct):
 
 
 class Operation(msgspec.Struct):
-    """One operation with its arguments, its result and the state after it; a missing number is 0, a list empty."""
+    """An operation with its arguments, its result and the state afterwards. Missing numbers are 0, lists empty."""
 
     op: str
     req: str = ""
@@ -59,7 +59,7 @@ class Operation(msgspec.Struct):
 
 
 class VectorScenario(msgspec.Struct):
-    """A fresh cache and what is done to it."""
+    """A fresh cache and the operations on it."""
 
     name: str
     status: str
@@ -80,11 +80,11 @@ class Vectors(msgspec.Struct):
     cli_vectors: list[msgspec.Raw] = []
     scenarios: list[msgspec.Raw] = []
     others: list[str] = []
-    """Kinds of vectors that the file has besides."""
+    """Unknown kinds of vectors in the file."""
 
 
 class VectorLine(msgspec.Struct, frozen=True):
-    """The verdict on one vector; ``why`` is its error, empty without one."""
+    """The verdict on a vector; ``why`` is its error, empty without an error."""
 
     name: str
     kind: str
@@ -120,30 +120,30 @@ def read_vectors(path: Path) -> Vectors:
 def check_vectors(vectors: Vectors, refuses: Callable[[str], str]) -> Iterator[VectorLine]:
     """The verdict on every vector, in the order of the file.
 
-    ``refuses`` runs a command line and says what is wrong with the refusal, empty when it was refused as it must be.
+    ``refuses`` runs a command line and returns the fault of the refusal, empty for a correct refusal.
     """
     for index, raw in enumerate(vectors.hash_vectors):
         yield _line(f"hash[{index}]", "hash", raw, HashVector, _check_hash)
     for index, raw in enumerate(vectors.metric_vectors):
-        named = _named(raw, "fn")
-        yield _line(f"metric[{index}]{' ' if named else ''}{named}", "metric", raw, dict[str, Any], _check_metric)
+        formula = _field(raw, "fn")
+        yield _line(f"metric[{index}]{' ' if formula else ''}{formula}", "metric", raw, dict[str, Any], _check_metric)
     for raw in vectors.cli_vectors:
-        yield _line(f"cli {_named(raw, 'args')}", "cli", raw, CliVector, lambda vector: refuses(vector.args))
+        yield _line(f"cli {_field(raw, 'args')}", "cli", raw, CliVector, lambda vector: refuses(vector.args))
     for index, raw in enumerate(vectors.scenarios):
-        name = _named(raw, "name") or f"scenario[{index}]"
-        yield _line(name, _named(raw, "status") or "scenario", raw, VectorScenario, check_scenario)
+        name = _field(raw, "name") or f"scenario[{index}]"
+        yield _line(name, _field(raw, "status") or "scenario", raw, VectorScenario, check_scenario)
     for kind in vectors.others:
         yield VectorLine(kind, "unknown", f"vectors of this kind are not known, only {', '.join(_KINDS)}")
 
 
-def _named(raw: msgspec.Raw, key: str) -> str:
-    """The value of a vector under this key, empty without it."""
+def _field(raw: msgspec.Raw, key: str) -> str:
+    """The value of a vector under this key, empty without the key."""
     value = msgspec.json.decode(raw)
     return str(value.get(key, "")) if isinstance(value, dict) else ""
 
 
 def _line(name: str, kind: str, raw: msgspec.Raw, of: Any, check: Callable[[Any], str]) -> VectorLine:
-    """The verdict on one vector. A vector that cannot be read, or that breaks the store, fails with that reason."""
+    """The verdict on a vector. A vector that cannot be read, or that breaks the store, fails with that reason."""
     try:
         return VectorLine(name, kind, check(msgspec.json.decode(raw, type=of)))
     except (msgspec.DecodeError, UsageError) as error:
@@ -171,7 +171,7 @@ def _check_metric(metric: dict[str, Any]) -> str:
 
 
 def check_scenario(scenario: VectorScenario) -> str:
-    """The first error of a scenario, empty without one."""
+    """The first error of a scenario, empty without an error."""
     if scenario.status not in ("normative", "bug_compat"):
         return f"the status {scenario.status!r} is neither normative nor bug_compat"
     store = KVStore(scenario.config)
@@ -219,7 +219,7 @@ def _alloc(store: KVStore, operation: Operation) -> dict[str, Any]:
 
 
 def _output_token(operation: Operation, index: int) -> int:
-    """This token of the request's output. Raises ``IndexError`` where it has none."""
+    """The token of the request's output at ``index``. Raises ``IndexError`` without such a token."""
     if index < 0:
         raise IndexError(index)
     return operation.output[index]
@@ -253,7 +253,7 @@ _RUN: Final[dict[str, Callable[[KVStore, Operation], dict[str, Any] | None]]] = 
     "pending": lambda store, operation: {"ticks": store.pending()},
     "consume": lambda store, operation: {"ticks": store.consume()},
 }
-"""Operation to what it does; returns the result in the form of the vectors."""
+"""Operation to the function that runs it and returns the result in the form of the vectors."""
 
 
 # --- contracts, by walking ---
@@ -296,7 +296,7 @@ def _broken_chain(store: KVStore, request: str, blocks: Sequence[int]) -> str:
 
 
 def _broken_lookup(store: KVStore, tokens: Sequence[int], result: dict[str, Any] | None) -> str:
-    """A lookup finds the longest prefix of which every block stands somewhere."""
+    """A lookup finds the longest prefix whose blocks are all resident."""
     size, previous, longest = store.config.block_size, "", 0
     standing = {key for key in store.pool.hash_of if key != EMPTY_HASH}
     for at in range(0, len(tokens) - size + 1, size):
@@ -318,21 +318,21 @@ def _same(got: Any, expected: Any) -> bool:
 
 
 def _difference(got: Any, expected: Any, path: str = "") -> str:
-    """The first difference of two plain values, empty without one; keys that ``expected`` lacks do not matter."""
+    """The first difference of two plain values, empty without a difference; keys beyond ``expected`` are ignored."""
     if isinstance(got, dict) and isinstance(expected, dict):
         if path.endswith("requests") and got.keys() != expected.keys():
             return f"{path}: {sorted(got)} is not {sorted(expected)}"
         for key, value in expected.items():
             if key not in got:
                 return f"{path}.{key} is missing".lstrip(".")
-            found = _difference(got[key], value, f"{path}.{key}".lstrip("."))
-            if found:
-                return found
+            difference = _difference(got[key], value, f"{path}.{key}".lstrip("."))
+            if difference:
+                return difference
         return ""
     if isinstance(got, list) and isinstance(expected, list) and len(got) == len(expected):
-        for index, (mine, theirs) in enumerate(zip(got, expected, strict=True)):
-            found = _difference(mine, theirs, f"{path}[{index}]")
-            if found:
-                return found
+        for index, pair in enumerate(zip(got, expected, strict=True)):
+            difference = _difference(*pair, f"{path}[{index}]")
+            if difference:
+                return difference
         return ""
     return "" if _same(got, expected) else f"{path or 'value'} {got!r} is not {expected!r}"

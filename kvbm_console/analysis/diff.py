@@ -14,7 +14,7 @@ import msgspec
 from kvbm_console.analysis.requests import Requests, RequestSummary
 from kvbm_console.analysis.walk import Evidence, Progress, walk
 from kvbm_console.core.config import LeaderConfig
-from kvbm_console.core.describe import describe, slot_of
+from kvbm_console.core.describe import describe, request_of
 from kvbm_console.core.events import Event, PoolKnown
 from kvbm_console.core.state import CacheState
 from kvbm_console.stream.document import field_text
@@ -156,10 +156,12 @@ def _described(a: Evidence, b: Evidence, mine: Event | None, other: Event | None
     field = None
     if mine is not None and other is not None and type(mine) is type(other):
         field = next(name for name in mine.__struct_fields__ if getattr(mine, name) != getattr(other, name))
-    request = _request(mine, state_a) or _request(other, state_b)
+    sides = ((mine, state_a), (other, state_b))
+    requests = (request_of(event, state) for event, state in sides if event is not None)
     return FirstDifference(
         seq_a=None if mine is None else mine.seq, seq_b=None if other is None else other.seq,
-        at_ns=min(event.at_ns for event in (mine, other) if event is not None), request=request, field=field,
+        at_ns=min(event.at_ns for event in (mine, other) if event is not None), field=field,
+        request=next(filter(None, requests), None),
         a=_text(mine, state_a, field), b=_text(other, state_b, field),
     )
 
@@ -176,17 +178,6 @@ def _state_before(evidence: Evidence, event: Event | None) -> CacheState | None:
                     return state
                 state.apply(earlier)
     return state
-
-
-def _request(event: Event | None, state: CacheState | None) -> str | None:
-    if event is None:
-        return None
-    named = getattr(event, "request", None)
-    if isinstance(named, str):
-        return named
-    slot = slot_of(event, state)
-    known = state.slots.get(slot) if state is not None and slot is not None else None
-    return None if known is None else known.request
 
 
 def _text(event: Event | None, state: CacheState | None, field: str | None) -> str:

@@ -10,7 +10,7 @@ import click
 
 from kvbm_console.cli.output import print_json, safe, warn
 from kvbm_console.cli.params import compiled, filter_option, format_option, resolve_target, target_argument
-from kvbm_console.core.describe import describe, slot_of
+from kvbm_console.core.describe import describe, request_of, slot_of
 from kvbm_console.core.errors import UsageError
 from kvbm_console.core.events import Event
 from kvbm_console.core.ids import NUMBER_MAX
@@ -112,11 +112,5 @@ def text_line(event: Event, state: CacheState | None) -> str:
 
 def _about(event: Event, state: CacheState | None) -> str:
     """The request that an event is about, else its slot, else nothing."""
-    request = getattr(event, "request", None)
-    if isinstance(request, str):
-        return request
-    slot = slot_of(event, state)
-    if slot is None:
-        return ""
-    known = state.slots.get(slot) if state is not None else None
-    return f"slot {slot}" if known is None else known.request
+    request, slot = request_of(event, state), slot_of(event, state)
+    return request if request is not None else "" if slot is None else f"slot {slot}"

@@ -41,6 +41,16 @@ def slot_of(event: ev.Event, state: CacheState | None = None) -> int | None:
     return None if candidate is None else candidate.slot
 
 
+def request_of(event: ev.Event, state: CacheState | None = None) -> str | None:
+    """The request that an event names, else the request of its slot if ``state`` still knows the slot."""
+    request = getattr(event, "request", None)
+    if isinstance(request, str):
+        return request
+    slot = slot_of(event, state)
+    facts = state.slots.get(slot) if state is not None and slot is not None else None
+    return None if facts is None else facts.request
+
+
 def _blocks(count: int) -> str:
     return f"{count} block" if count == 1 else f"{count:,} blocks"
 

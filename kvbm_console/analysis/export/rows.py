@@ -12,7 +12,7 @@ from kvbm_console.analysis.lives import FOLD, Life, Lives, Move, Stay, Transfer
 from kvbm_console.analysis.requests import Requests, RequestSummary
 from kvbm_console.analysis.visitor import Visitor
 from kvbm_console.core import events as ev
-from kvbm_console.core.describe import describe, slot_of
+from kvbm_console.core.describe import describe, request_of, slot_of
 from kvbm_console.core.ids import Condition
 from kvbm_console.core.state import CacheState
 from kvbm_console.stream.feed import GapSeen
@@ -232,13 +232,9 @@ class Rows(Visitor):
     # --- events ------------------------------------------------------------------------------------------------------
 
     def _event(self, e: ev.Event, state: CacheState) -> None:
-        slot = slot_of(e, state)
-        known = None if slot is None else state.slots.get(slot)
-        named = getattr(e, "request", None)
-        request = named if isinstance(named, str) else None if known is None else known.request
-        self.consumer.event(
-            EventRow(e.seq, e.at_ns, e.cause, type(e).__name__, slot, request, describe(e, state))
-        )
+        self.consumer.event(EventRow(
+            e.seq, e.at_ns, e.cause, type(e).__name__, slot_of(e, state), request_of(e, state), describe(e, state)
+        ))
 
     def _folded(self, e: ev.Event, state: CacheState) -> None:
         FOLD[type(e)](self._lives, e)

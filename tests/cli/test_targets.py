@@ -177,3 +177,15 @@ def test_a_request_or_a_run_that_a_recording_lacks_is_3_and_a_missing_file_is_2(
         assert invoke(*words).exit_code == 2
 
 
+
+
+@pytest.mark.parametrize("runtime", ["", "/run/user/7"])
+def test_serve_clients_and_the_tap_mean_the_same_socket(runtime: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a runtime directory the tap once asked a library, and never met a daemon of ``serve``."""
+    from kvbm_console.addresses import DEFAULT_SOCKET, TARGET_VARIABLE, socket_address
+    from kvbm_console.cli import params
+    from kvbm_console.tap import reporter
+
+    monkeypatch.setenv("XDG_RUNTIME_DIR", runtime)
+    monkeypatch.delenv(TARGET_VARIABLE, raising=False)
+    assert reporter.default_target() == params.default_target() == socket_address(DEFAULT_SOCKET)

@@ -13,7 +13,7 @@ from typing import Any, Final
 import msgspec
 
 from kvbm_console.core.ids import Note
-from kvbm_console.core.stimuli import BreakpointOverran, Noted
+from kvbm_console.core.stimuli import BreakpointOverran, NoteReported
 from kvbm_console.dispatch import Dispatcher
 
 RESTARTS_AT_ONCE: Final = 3
@@ -113,14 +113,14 @@ class Parts:
         part.why = part.last_why = why[:REASON_MAX]
         part.ended += 1
         part.last_ns = self._monotonic()
-        self._submit(Noted, Note.PART_ENDED, f"{part.name}: {part.why}")
+        self._submit(NoteReported, Note.PART_ENDED, f"{part.name}: {part.why}")
         self.on_change()
 
     def _begin(self, part: DaemonPart) -> None:
         part.why = None
         part.restarted += 1
         part.at_once = [*part.at_once[1 - RESTARTS_AT_ONCE :], self._monotonic()]
-        self._submit(Noted, Note.PART_RESTARTED, part.name)
+        self._submit(NoteReported, Note.PART_RESTARTED, part.name)
         self.on_change()
 
     def _pause_ns(self, part: DaemonPart) -> int:
@@ -164,13 +164,15 @@ class Watch:
     def _look_at_the_loop(self, now_ns: int) -> None:
         late_ns = 0 if self._due_ns is None else now_ns - self._due_ns
         if late_ns >= BLOCKED_NS:
-            self._dispatcher.submit(Noted, Note.LOOP_BLOCKED, f"the event loop stood still for {late_ns / 1e9:.1f} s")
+            detail = f"the event loop stood still for {late_ns / 1e9:.1f} s"
+            self._dispatcher.submit(NoteReported, Note.LOOP_BLOCKED, detail)
 
     def _look_at_the_wall(self, now_ns: int) -> None:
         offset_ns = self._wall() - now_ns
         stepped_ns, self._offset_ns = offset_ns - self._offset_ns, offset_ns
         if abs(stepped_ns) >= STEP_NS:
-            self._dispatcher.submit(Noted, Note.CLOCK_STEPPED, f"the wall clock was set by {stepped_ns / 1e9:+.1f} s")
+            detail = f"the wall clock was set by {stepped_ns / 1e9:+.1f} s"
+            self._dispatcher.submit(NoteReported, Note.CLOCK_STEPPED, detail)
 
     def _look_at_conditions(self, now_ns: int) -> None:
         leader = self._dispatcher.leader

@@ -25,7 +25,7 @@ from kvbm_console.core.ids import Note
 from kvbm_console.core.leader import Leader, Outcome
 from kvbm_console.core.snapshots import encode_facts
 from kvbm_console.core.state import CacheState
-from kvbm_console.core.stimuli import DeadlinePassed, LeaseGranted, LeaseLost, Noted, Stimulus
+from kvbm_console.core.stimuli import DeadlinePassed, LeaseGranted, LeaseLost, NoteReported, Stimulus
 from kvbm_console.debug.leases import LEASE_TTL_NS, Leases, WallDeadlines
 from kvbm_console.debug.sessions import Sessions
 from kvbm_console.dispatch import Dispatcher, start_leader
@@ -421,7 +421,7 @@ class LeaderService:
 
     def release_all(self) -> None:
         """Take the first step of an orderly end: all held slots go on (``HoldEnd.SHUTDOWN``)."""
-        self.submit(Noted, Note.SHUTTING_DOWN, "")
+        self.submit(NoteReported, Note.SHUTTING_DOWN, "")
 
     def close(self) -> None:
         """End the stream: flush the pending events, then every subscriber sends ``Bye``."""

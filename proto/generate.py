@@ -37,15 +37,14 @@ import msgspec
 
 from kvbm_console.core import ids
 from kvbm_console.core.config import BreakpointSpec
-from kvbm_console.core.events import FORMAT_MINOR, PROTOCOL_MINOR, SCHEMA_ID, AnyEvent, Event
-from kvbm_console.core.stimuli import AnyStimulus, Stimulus
+from kvbm_console.core.events import FORMAT_MINOR, KIND_NUMBER_BASE, PROTOCOL_MINOR, SCHEMA_ID, AnyEvent, Event
+from kvbm_console.core.stimuli import WIRE_NAMES, AnyStimulus, Stimulus
 from kvbm_console.stream.verbs import VERBS
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 PROTO: Final = "kvbm_console/wire/v1/console.proto"
 VERSIONS_FILE: Final = ROOT / "proto" / "versions.json"
 SCHEMA: Final = "// --- schema, generated from kvbm_console by `make proto`: do not edit below this line ---\n"
-KIND_NUMBER_BASE: Final = 100
 WIDTH: Final = 120
 SCALARS: Final = {bool: "bool", int: "int64", str: "string", bytes: "bytes"}
 PROCESS_WORDS: Final = frozenset({"Clock", "Condition"})
@@ -85,6 +84,10 @@ def _tag(kind: type[msgspec.Struct]) -> int:
     return int(kind.__struct_config__.tag)  # type: ignore[arg-type]
 
 
+def _name(kind: type[msgspec.Struct]) -> str:
+    return WIRE_NAMES.get(kind, kind.__name__)
+
+
 def _union(base: type[msgspec.Struct], union: Any) -> Iterator[str]:
     kinds = sorted(typing.get_args(union), key=_tag)
     yield from _comment(COMMENTS[base.__name__])
@@ -92,7 +95,7 @@ def _union(base: type[msgspec.Struct], union: Any) -> Iterator[str]:
     yield from _fields(base, 0)
     yield "  oneof kind {"
     for kind in kinds:
-        yield f"    {kind.__name__} {_snake(kind.__name__)} = {KIND_NUMBER_BASE + _tag(kind)};"
+        yield f"    {_name(kind)} {_snake(_name(kind))} = {KIND_NUMBER_BASE + _tag(kind)};"
     yield "  }"
     for kind in kinds:
         yield ""
@@ -102,7 +105,7 @@ def _union(base: type[msgspec.Struct], union: Any) -> Iterator[str]:
 
 def _message(kind: type[msgspec.Struct], common: int, indent: str = "") -> Iterator[str]:
     yield from _comment(kind.__doc__, indent)
-    yield f"message {kind.__name__} {{"
+    yield f"message {_name(kind)} {{"
     yield from _fields(kind, common, indent)
     yield "}"
 

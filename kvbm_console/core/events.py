@@ -36,6 +36,8 @@ from kvbm_console.core.ids import (
     WaitPoint,
 )
 
+KIND_NUMBER_BASE: Final = 100
+"""The number of a kind in the messages of the wire is this plus its msgpack tag."""
 SCHEMA_ID: Final = 1
 """Version of events and stimuli that a batch carries, so that a reader can say why it cannot read one."""
 FORMAT_MINOR: Final = 3

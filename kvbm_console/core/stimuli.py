@@ -300,15 +300,15 @@ class CandidateSkipRequested(Stimulus, tag=25):
     by: str
 
 
-class Frozen(Stimulus, tag=26):
+class FreezeRequested(Stimulus, tag=26):
     """Close the pipeline and pause the engines, for at most ``max_hold_ns``."""
 
     by: str
     max_hold_ns: int
 
 
-class Thawed(Stimulus, tag=27):
-    """End the freeze that ``Frozen`` began."""
+class ThawRequested(Stimulus, tag=27):
+    """End the freeze."""
 
     by: str
 
@@ -370,7 +370,7 @@ class DrainRequested(Stimulus, tag=35):
     by: str = ""
 
 
-class Noted(Stimulus, tag=36):
+class NoteReported(Stimulus, tag=36):
     """Something about the process around the core that belongs into the record."""
 
     note: Note
@@ -388,11 +388,15 @@ AnyStimulus = (
     PoolDeclared | RequestArrived | MatchRequested | BlocksAllocated | IterationScheduled | IterationFinished
     | RequestPreempted | RequestCloned | RequestFinished | TransferStarted | TransferFinished | TransferFailed
     | BlocksReported | SourceGapped | SourceRestarted | BreakpointsReplaced | HoldContinued | SlotStepped | Disarmed
-    | LeaseGranted | LeaseLost | DeadlinePassed | ResetRequested | DrainRequested | Noted
+    | LeaseGranted | LeaseLost | DeadlinePassed | ResetRequested | DrainRequested | NoteReported
     | LookupObserved | CopiesObserved | MismatchReported
-    | CallAnnounced | PipelineStepped | RunForRequested | CandidateSkipRequested | Frozen | Thawed | BreakpointOverran
+    | CallAnnounced | PipelineStepped | RunForRequested | CandidateSkipRequested | FreezeRequested | ThawRequested
+    | BreakpointOverran
 )
 """The closed union of stimuli; decoding a batch is ``msgspec.msgpack.Decoder(list[AnyStimulus])``."""
+
+WIRE_NAMES: Final[dict[type, str]] = {FreezeRequested: "Frozen", ThawRequested: "Thawed", NoteReported: "Noted"}
+"""Names of messages in the contract that stayed when the class got another name."""
 
 ENTRY_POINTS: Final[dict[type[Stimulus], str]] = {
     PoolDeclared: "pool_declared",
@@ -419,7 +423,7 @@ ENTRY_POINTS: Final[dict[type[Stimulus], str]] = {
     DeadlinePassed: "deadline_passed",
     ResetRequested: "reset",
     DrainRequested: "drain",
-    Noted: "note",
+    NoteReported: "note",
     CallAnnounced: "call_announced",
     LookupObserved: "lookup_observed",
     CopiesObserved: "copies_observed",
@@ -427,8 +431,8 @@ ENTRY_POINTS: Final[dict[type[Stimulus], str]] = {
     PipelineStepped: "step_pipeline",
     RunForRequested: "run_for",
     CandidateSkipRequested: "skip_candidate",
-    Frozen: "freeze",
-    Thawed: "thaw",
+    FreezeRequested: "freeze",
+    ThawRequested: "thaw",
     BreakpointOverran: "breakpoint_overran",
 }
 """The entry point that each stimulus stands for, under the name that connectors use."""

@@ -25,13 +25,13 @@ from kvbm_console.core.stimuli import (
     CandidateSkipRequested,
     Disarmed,
     DrainRequested,
-    Frozen,
+    FreezeRequested,
     HoldContinued,
     PipelineStepped,
     ResetRequested,
     RunForRequested,
     SlotStepped,
-    Thawed,
+    ThawRequested,
 )
 from kvbm_console.debug.leases import Leases
 from kvbm_console.dispatch import Dispatcher
@@ -262,14 +262,14 @@ class Sessions:
         self._require_armed()
         if not self.can_freeze:
             raise Refused("no engine that is attached can be paused")
-        _accepted(self._dispatcher.submit(Frozen, session.by, max_hold_ns))
+        _accepted(self._dispatcher.submit(FreezeRequested, session.by, max_hold_ns))
         return "frozen"
 
     def thaw(self, session: Session) -> str:
         """End a freeze; a lost race is answered ``already_thawed``."""
         if self._state.frozen is None:
             return "already_thawed"
-        self._dispatcher.submit(Thawed, session.by)
+        self._dispatcher.submit(ThawRequested, session.by)
         return "thawed"
 
     def run_for(self, session: Session, duration_ns: int, max_hold_ns: int) -> str:

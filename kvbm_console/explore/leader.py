@@ -293,7 +293,7 @@ class Recorded(LeaderMachine):
             self._ended = True
             if run.verdict is not None:
                 detail = f"{run.verdict.monitor}: {run.verdict.sentence}"[:DETAIL_CHARS_MAX]
-                self.rig.dispatcher.submit(st.Noted, Note.VERDICT, detail)
+                self.rig.dispatcher.submit(st.NoteReported, Note.VERDICT, detail)
                 tapes.all[0].save(self._path, run.verdict.signature, program="explore", label="explore")
                 self._tell({"recorded": str(self._path)})
         return run

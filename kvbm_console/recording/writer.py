@@ -25,7 +25,7 @@ import zstandard
 from kvbm_console.core.config import SECOND_NS, LeaderConfig
 from kvbm_console.core.errors import UsageError
 from kvbm_console.core.ids import Note
-from kvbm_console.core.stimuli import Noted
+from kvbm_console.core.stimuli import NoteReported
 from kvbm_console.recording import format as fmt
 from kvbm_console.recording.files import OpenFile, SegmentFile, SegmentWriter
 from kvbm_console.recording.format import About, Frame, Gap, Keyframe, Mark, SegmentEnd
@@ -655,7 +655,7 @@ class RecorderNotes:
         self._told_count = 0
 
     def look(self, recorder: Recorder | None) -> None:
-        """Submit ``Noted`` when the recorder began to lose events, or ended to."""
+        """Submit ``NoteReported`` when the recorder began to lose events, or ended to."""
         if recorder is not self._recorder:
             if self._degraded and self._recorder is not None:
                 self._end(self._recorder.status().not_recorded, "stopped")
@@ -666,7 +666,7 @@ class RecorderNotes:
         degraded = status.state == "degraded"
         if not self._degraded and (degraded or status.not_recorded > self._told_count):
             self._degraded = True
-            self._submit(Noted, Note.RECORDER_DEGRADED, status.reason or "the writer fell behind")
+            self._submit(NoteReported, Note.RECORDER_DEGRADED, status.reason or "the writer fell behind")
         if degraded:
             # With nothing to publish no other call would find out whether the disk takes events again.
             recorder.offer(None, None)
@@ -676,4 +676,4 @@ class RecorderNotes:
     def _end(self, not_recorded: int, how: str) -> None:
         lost, self._told_count = not_recorded - self._told_count, not_recorded
         self._degraded = False
-        self._submit(Noted, Note.RECORDER_RESUMED, f"{how}; {lost:,} events were not recorded")
+        self._submit(NoteReported, Note.RECORDER_RESUMED, f"{how}; {lost:,} events were not recorded")

@@ -456,7 +456,7 @@ class Watching:
 
     def note(self, note: Note, detail: str) -> None:
         """Submit a note of the watching program."""
-        self.dispatcher.submit(st.Noted, note, detail)
+        self.dispatcher.submit(st.NoteReported, note, detail)
 
     def _submit(self) -> None:
         for call in self.translator.take_calls():

@@ -17,7 +17,7 @@ from google.protobuf.message import Message
 
 from kvbm_console.core import instructions as ins
 from kvbm_console.core.errors import Refused
-from kvbm_console.core.events import AnyEvent, Event
+from kvbm_console.core.events import KIND_NUMBER_BASE, AnyEvent, Event
 from kvbm_console.core.stimuli import AnyStimulus, Stimulus
 from kvbm_console.wire.v1 import console_pb2 as pb
 
@@ -145,9 +145,10 @@ class UnionConverter:
 
     def __init__(self, base: type[msgspec.Struct], union: Any, descriptor: Any) -> None:
         common = len(base.__struct_fields__)
-        name_of = {field.message_type.name: field.name for field in descriptor.oneofs_by_name["kind"].fields}
+        name_of = {field.number: field.name for field in descriptor.oneofs_by_name["kind"].fields}
         plans = [
-            KindPlan(name_of[kind.__name__], kind, plan_of(kind, common)) for kind in typing.get_args(union)
+            KindPlan(name_of[KIND_NUMBER_BASE + int(kind.__struct_config__.tag)], kind, plan_of(kind, common))
+            for kind in typing.get_args(union)
         ]
         self._common = plan_of(base)
         self._by_type = {plan.kind: plan for plan in plans}

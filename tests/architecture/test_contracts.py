@@ -8,7 +8,6 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Final
 
 import pytest
 
@@ -84,10 +83,6 @@ def test_file_has_the_house_shape(path: Path) -> None:
             assert node.end_lineno - node.lineno < FUNCTION_LINES_MAX, f"{node.name} is too long"
 
 
-BOTH: Final = frozenset({"Frozen", "Noted", "Thawed"})
-"""A stimulus and an event, each under that name on the wire."""
-
-
 def test_a_public_class_name_exists_once() -> None:
     places: dict[str, list[str]] = {}
     for path in sources():
@@ -95,7 +90,7 @@ def test_a_public_class_name_exists_once() -> None:
             for node in ast.parse(path.read_text(encoding="utf-8")).body:
                 if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                     places.setdefault(node.name, []).append(path.relative_to(ROOT).as_posix())
-    assert not {name: found for name, found in places.items() if len(found) > 1 and name not in BOTH}
+    assert not {name: found for name, found in places.items() if len(found) > 1}
 
 
 def core_modules() -> list[str]:

@@ -8,7 +8,7 @@ from kvbm_console.core.errors import UsageError
 from kvbm_console.core.events import PoolKnown
 from kvbm_console.core.ids import Clock, Note, Route, Tier
 from kvbm_console.core.leader import Leader, Outcome
-from kvbm_console.core.stimuli import Noted, RequestArrived, Stimulus
+from kvbm_console.core.stimuli import NoteReported, RequestArrived, Stimulus
 from kvbm_console.dispatch import DIFFERENCES_MAX, Dispatcher, HostsDiverged, differences, start_leader
 
 START = ins.StartTransfer(7, 0, Route.G1_G2, b"", b"", 0, 0, 1)
@@ -64,7 +64,7 @@ class Everything:
 
 
 def note(dispatcher: Dispatcher, detail: str = "") -> Outcome:
-    return dispatcher.submit(Noted, Note.CLOCK_STEPPED, detail)
+    return dispatcher.submit(NoteReported, Note.CLOCK_STEPPED, detail)
 
 
 def test_stimuli_are_numbered_without_a_hole_and_time_never_goes_back() -> None:
@@ -73,7 +73,7 @@ def test_stimuli_are_numbered_without_a_hole_and_time_never_goes_back() -> None:
     dispatcher = Dispatcher(Leader(LeaderConfig()), lambda: next(times), publish=lambda s, _: seen.append(s))
     note(dispatcher)
     dispatcher.port(3).submit(RequestArrived, "a", b"", 5, 1, 0, None)
-    dispatcher.submit_from(2, 999, Noted, Note.CLOCK_STEPPED, "")
+    dispatcher.submit_from(2, 999, NoteReported, Note.CLOCK_STEPPED, "")
     stamps = [(s.n, s.at_ns, s.source, s.origin_ns) for s in seen]
     assert stamps == [(0, 50, 0, None), (1, 50, 3, None), (2, 60, 2, 999)]
 

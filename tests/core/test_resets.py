@@ -341,7 +341,7 @@ def test_a_drain_needs_a_deadline(deadline_ns: int) -> None:
 
 def test_a_drain_that_ends_while_everything_is_frozen_lets_the_engines_go_on() -> None:
     script = stored()
-    script.tell(st.Frozen, "me", 10**9, source=0)
+    script.tell(st.FreezeRequested, "me", 10**9, source=0)
     assert script.paused
     script.tell(st.DrainRequested, 10**9, source=0)
     assert script.state.epoch == 1

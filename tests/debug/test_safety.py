@@ -68,7 +68,7 @@ def test_rule_3_a_lost_lease_ends_what_its_owner_holds_freezes_and_asked_for() -
         house.arrive(f"{owner}-2", "ab")
     first = next(iter(house.state.holds))
     house.command(st.SlotStepped, first, "me")
-    house.command(st.Frozen, "me", SECOND)
+    house.command(st.FreezeRequested, "me", SECOND)
     house.lose("me")
     assert {house.state.slots[hold.slot].request for hold in house.state.holds.values()} == {"you-1", "you-2"}
     assert house.state.frozen is None
@@ -240,8 +240,8 @@ def test_rule_6_a_shutdown_lets_everything_go_first() -> None:
     house.stop_at(to=SlotState.INITIALIZED)
     house.arrive("a", "ab")
     house.arrive("b", "ab")
-    house.command(st.Frozen, "me", SECOND)
-    house.command(st.Noted, Note.SHUTTING_DOWN, "")
+    house.command(st.FreezeRequested, "me", SECOND)
+    house.command(st.NoteReported, Note.SHUTTING_DOWN, "")
     assert house.ended == [HoldEnd.SHUTDOWN] * 2
     assert [event.why for event in house.ever(ev.Thawed)] == [HoldEnd.SHUTDOWN]
     assert type(house.last[-1]) is ev.Noted

@@ -170,24 +170,24 @@ def test_suspend_all_pauses_the_engines_for_as_long_as_the_hold_lasts() -> None:
 
 def test_freeze_and_thaw() -> None:
     house = House()
-    house.command(st.Frozen, "me-1", 30 * SECOND)
+    house.command(st.FreezeRequested, "me-1", 30 * SECOND)
     assert house.paused == 1
     assert house.state.frozen is not None
     assert house.state.frozen.by == "me-1"
-    house.command(st.Frozen, "you", 30 * SECOND)
+    house.command(st.FreezeRequested, "you", 30 * SECOND)
     assert house.why == "already frozen by me-1"
-    house.command(st.Thawed, "you")
+    house.command(st.ThawRequested, "you")
     assert house.paused == 0
     (thawed,) = house.ever(ev.Thawed)
     assert (thawed.why, thawed.by) == (HoldEnd.CONTINUED, "you")
-    house.command(st.Thawed, "you")
+    house.command(st.ThawRequested, "you")
     assert house.why == "already_thawed"
 
 
 @pytest.mark.parametrize("max_hold_ns", [0, -1, 121 * SECOND])
 def test_a_freeze_has_an_end(max_hold_ns: int) -> None:
     house = House()
-    house.command(st.Frozen, "me", max_hold_ns)
+    house.command(st.FreezeRequested, "me", max_hold_ns)
     assert house.why.startswith("max_hold_ns must be above 0 and at most 120000000000")
     house.command(st.RunForRequested, SECOND, "me", max_hold_ns)
     assert house.rejected
@@ -195,7 +195,7 @@ def test_a_freeze_has_an_end(max_hold_ns: int) -> None:
 
 def test_a_freeze_ends_by_its_deadline_on_the_wall() -> None:
     house = House()
-    house.command(st.Frozen, "me", 5 * SECOND)
+    house.command(st.FreezeRequested, "me", 5 * SECOND)
     ((clock, due),) = house.deadlines.values()
     assert (clock, due - house.now) == (Clock.WALL, 5 * SECOND)
     house.expire("freeze")
@@ -206,7 +206,7 @@ def test_a_freeze_ends_by_its_deadline_on_the_wall() -> None:
 
 def test_run_for_goes_on_for_a_while_of_engine_time_and_freezes_again() -> None:
     house = House()
-    house.command(st.Frozen, "me", 30 * SECOND)
+    house.command(st.FreezeRequested, "me", 30 * SECOND)
     house.command(st.RunForRequested, SECOND // 5, "me", 9 * SECOND)
     assert house.paused == 0
     ((clock, due),) = house.deadlines.values()
@@ -216,14 +216,14 @@ def test_run_for_goes_on_for_a_while_of_engine_time_and_freezes_again() -> None:
     assert house.paused == 1
     assert house.state.frozen is not None
     assert house.state.frozen.max_hold_ns == 9 * SECOND
-    house.command(st.Thawed, "me")
+    house.command(st.ThawRequested, "me")
     assert not house.deadlines
 
 
 def test_a_freeze_ends_a_run() -> None:
     house = House()
     house.command(st.RunForRequested, SECOND, "me", SECOND)
-    house.command(st.Frozen, "me", SECOND)
+    house.command(st.FreezeRequested, "me", SECOND)
     assert [purpose for purpose, _ in house.leader.memory.deadlines.values()] == ["freeze"]
 
 
@@ -240,7 +240,7 @@ def test_a_breakpoint_can_freeze() -> None:
 
 def test_a_second_engine_is_paused_too_when_it_declares_itself() -> None:
     house = House()
-    house.command(st.Frozen, "me", SECOND)
+    house.command(st.FreezeRequested, "me", SECOND)
     house.tell(st.PoolDeclared, 0, 0, Tier.G1, "GPU", 8, BLOCK, Authority.ENGINE, source=2)
     assert house.asked == [PauseEngine(2)]
     assert house.leader.memory.paused == [1, 2]
@@ -256,7 +256,7 @@ def test_disarm_mutes_and_releases_everything() -> None:
     house.arrive("a", "ab")
     house.command(st.SlotStepped, house.hold.hold, "me")
     house.arrive("b", "ab")
-    house.command(st.Frozen, "me", SECOND)
+    house.command(st.FreezeRequested, "me", SECOND)
     house.command(st.Disarmed, "you")
     assert not house.state.holds
     assert house.state.frozen is None
@@ -291,7 +291,7 @@ def test_a_removed_breakpoint_leaves_no_deadline() -> None:
 def test_an_expiry_survives_a_reset() -> None:
     house = House()
     number = house.stop_at(to=SlotState.INITIALIZED)
-    house.command(st.Frozen, "me", SECOND)
+    house.command(st.FreezeRequested, "me", SECOND)
     house.reset()
     assert house.state.frozen is None
     assert house.paused == 0

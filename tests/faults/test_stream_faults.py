@@ -11,7 +11,7 @@ from kvbm_console.client import Client
 from kvbm_console.core.config import LeaderConfig
 from kvbm_console.core.errors import Refused
 from kvbm_console.core.ids import Note
-from kvbm_console.core.stimuli import Noted
+from kvbm_console.core.stimuli import NoteReported
 from kvbm_console.recording.writer import Recorder
 from kvbm_console.service import LeaderService
 from kvbm_console.simulator.calendar import Calendar
@@ -37,7 +37,7 @@ def publish(service: LeaderService, count: int) -> list[int]:
     took = []
     for _ in range(count):
         begin = time.perf_counter_ns()
-        service.submit(Noted, Note.CLOCK_STEPPED, TEXT)
+        service.submit(NoteReported, Note.CLOCK_STEPPED, TEXT)
         took.append(time.perf_counter_ns() - begin)
     return took
 

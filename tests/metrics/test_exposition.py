@@ -29,7 +29,7 @@ from kvbm_console.core.eviction.ranked import unpacked
 from kvbm_console.core.ids import Authority, CandidateStatus, EvictRule, Note, Route, Tier
 from kvbm_console.core.leader import Leader
 from kvbm_console.core.state import CacheState
-from kvbm_console.core.stimuli import Noted, PoolDeclared
+from kvbm_console.core.stimuli import NoteReported, PoolDeclared
 from kvbm_console.engines.kv_events.address import Publisher
 from kvbm_console.engines.kv_events.stream import EventStream
 from kvbm_console.metrics.collect import Scrape, collect, scrape_of
@@ -289,7 +289,7 @@ async def test_an_undone_stimulus_is_not_counted_among_the_evictions() -> None:
     service.keyframe()
     leader.evictions[Tier.G2, EvictRule.RECENCY] += 4  # a stimulus that ends in a bug
     assert service.dispatcher.recover is not None
-    service.dispatcher.recover(Noted(0, 0, 0, None, Note.SHUTTING_DOWN, ""), RuntimeError("planted"))
+    service.dispatcher.recover(NoteReported(0, 0, 0, None, Note.SHUTTING_DOWN, ""), RuntimeError("planted"))
     assert service.leader.evictions == {(Tier.G2, EvictRule.RECENCY): 3}
 
 

@@ -6,7 +6,7 @@ from kvbm_console.analysis.lints import LINTS, LintFold, current, stream_lints
 from kvbm_console.core.config import LeaderConfig
 from kvbm_console.core.ids import Note
 from kvbm_console.core.state import CacheState
-from kvbm_console.core.stimuli import Noted
+from kvbm_console.core.stimuli import NoteReported
 from kvbm_console.engines.kv_events.stream import EventStream
 from kvbm_console.metrics.collect import collect, scrape_of
 from kvbm_console.metrics.exposition import render
@@ -79,7 +79,7 @@ async def test_what_lasts_is_found_behind_events_that_were_passed_over_and_those
 async def test_an_instant_is_active_for_a_minute() -> None:
     followed = Followed()
     watch = LintWatch(followed.service)
-    followed.service.submit(Noted, Note.LOOP_BLOCKED, "the event loop stood still for 2.0 s")
+    followed.service.submit(NoteReported, Note.LOOP_BLOCKED, "the event loop stood still for 2.0 s")
     followed.service.broadcaster.flush()
     await watch.turn()
     assert watch.active["blocked"] == 1

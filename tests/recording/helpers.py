@@ -17,8 +17,7 @@ from kvbm_console.core.ids import Note
 from kvbm_console.core.leader import Leader, Outcome
 from kvbm_console.core.snapshots import encode_facts
 from kvbm_console.core.state import CacheState
-from kvbm_console.core.stimuli import Noted as NotedStimulus
-from kvbm_console.core.stimuli import Stimulus
+from kvbm_console.core.stimuli import NoteReported, Stimulus
 from kvbm_console.recording import format as fmt
 from kvbm_console.recording.files import SegmentFile, SegmentWriter
 from kvbm_console.recording.format import Frame
@@ -126,7 +125,7 @@ class Log:
         events: list[Event] = []
         for _ in range(count):
             at_ns = 1_000 * self.n
-            stimuli.append(NotedStimulus(self.n, at_ns, 0, None, Note.ENGINE_SUMMARY, text))
+            stimuli.append(NoteReported(self.n, at_ns, 0, None, Note.ENGINE_SUMMARY, text))
             event = Noted(self.state.seq, at_ns, self.n, Note.ENGINE_SUMMARY, text)
             events.append(event)
             self.state.apply(event)

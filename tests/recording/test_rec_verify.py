@@ -18,7 +18,7 @@ from kvbm_console.core.leader import Leader, pipeline
 from kvbm_console.core.leader.decider import Decider
 from kvbm_console.core.leader.victims import evictable
 from kvbm_console.core.snapshots import digest, encode_facts
-from kvbm_console.core.stimuli import Noted, Stimulus
+from kvbm_console.core.stimuli import NoteReported, Stimulus
 from kvbm_console.core.tiers import PoolFacts
 from kvbm_console.recording.info import info_of
 from kvbm_console.recording.reader import Recording
@@ -102,7 +102,7 @@ def test_an_altered_stimulus_is_found_at_its_first_effect(tmp_path: Path) -> Non
     run = real_run()
     stimuli = list(run.stimuli)
     n = next(n for n, caused in enumerate(run.events) if n > 50 and caused)
-    stimuli[n] = Noted(n, stimuli[n].at_ns, 0, None, ev.Note.CLOCK_STEPPED, "somebody else")
+    stimuli[n] = NoteReported(n, stimuli[n].at_ns, 0, None, ev.Note.CLOCK_STEPPED, "somebody else")
     report = recorded(tmp_path, run, stimuli, run.events)
     assert not report.ok
     assert report.first_difference is not None
@@ -165,7 +165,7 @@ def test_a_bug_that_was_undone_is_undone_again(tmp_path: Path) -> None:
         tmp_path, config=config, incarnation="bug", sync_interval_s=None,
         keyframe=lambda: (0, encode_facts(leader.state), leader.export()),
     )
-    stimulus = Noted(0, 5, 0, None, ev.Note.CLOCK_STEPPED, "")
+    stimulus = NoteReported(0, 5, 0, None, ev.Note.CLOCK_STEPPED, "")
     recorder.offer(pack_stimuli([stimulus]), pack_events([violated]))
     recorder.close()
     assert verify(tmp_path).first_difference is None

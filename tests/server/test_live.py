@@ -13,7 +13,7 @@ from kvbm_console.client.live import BACK_OFF_S_MAX, BACK_OFF_S_MIN, JITTER, QUE
 from kvbm_console.core.config import BreakpointSpec
 from kvbm_console.core.errors import ConnectionLost, Refused
 from kvbm_console.core.ids import Note, SlotState
-from kvbm_console.core.stimuli import Noted
+from kvbm_console.core.stimuli import NoteReported
 from kvbm_console.service import SNAPSHOT_REUSE_EVENTS
 from kvbm_console.stream.feed import (
     BatchArrived,
@@ -54,7 +54,7 @@ async def caught_up(items: AsyncIterator[FeedItem], daemon: Daemon, mirror: Mirr
 def note(daemon: Daemon, count: int) -> None:
     """Publish some events."""
     for _ in range(count):
-        daemon.service.submit(Noted, Note.CLOCK_STEPPED, "")
+        daemon.service.submit(NoteReported, Note.CLOCK_STEPPED, "")
 
 
 @pytest.mark.asyncio

@@ -80,7 +80,7 @@ async def test_a_part_that_ends_is_told_and_runs_again(tmp_path: Path, part: str
         ENDS[part](daemon)
         if part == "recorder seal":
             daemon.service.recorder._sealer.add(tmp_path / "nothing")  # type: ignore[union-attr]
-        daemon.service.submit(st.Noted, Note.ENGINE_SUMMARY, "something to write")
+        daemon.service.submit(st.NoteReported, Note.ENGINE_SUMMARY, "something to write")
         assert await note() == (Note.PART_ENDED, f"{part}: {WHY}")
         assert await note() == (Note.PART_RESTARTED, part)
         async with Client(daemon.address) as client:
@@ -114,7 +114,7 @@ async def test_a_recorder_that_cannot_be_restarted_is_no_service(tmp_path: Path,
         assert (await watched.read()).status == health_pb2.HealthCheckResponse.SERVING
         failing(recorder._queue, "done", times=RESTARTS_AT_ONCE + 1)
         for end in range(RESTARTS_AT_ONCE + 1):
-            daemon.service.submit(st.Noted, Note.ENGINE_SUMMARY, "something to write")
+            daemon.service.submit(st.NoteReported, Note.ENGINE_SUMMARY, "something to write")
             assert await note() == (Note.PART_ENDED, f"recorder: {WHY}")
             if end < RESTARTS_AT_ONCE:
                 assert await note() == (Note.PART_RESTARTED, "recorder")

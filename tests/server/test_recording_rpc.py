@@ -14,7 +14,7 @@ from kvbm_console.client import Client
 from kvbm_console.core.errors import RecordingError, Refused, UsageError
 from kvbm_console.core.ids import Note
 from kvbm_console.core.snapshots import digest
-from kvbm_console.core.stimuli import Noted
+from kvbm_console.core.stimuli import NoteReported
 from kvbm_console.recording import writer
 from kvbm_console.recording.options import RecordingOptions
 from kvbm_console.recording.reader import Recording
@@ -151,7 +151,7 @@ async def test_a_small_ring_gives_a_shorter_dump_from_its_oldest_base(tmp_path: 
 @pytest.mark.asyncio
 async def test_a_daemon_without_events_has_nothing_to_dump(tmp_path: Path) -> None:
     async with daemon_at() as daemon:
-        daemon.service.submit(Noted, Note.ENGINE_SUMMARY, "one")
+        daemon.service.submit(NoteReported, Note.ENGINE_SUMMARY, "one")
         daemon.service._take_base()
         daemon.service._bases.clear()
         with pytest.raises(RecordingError, match="nothing to dump"):

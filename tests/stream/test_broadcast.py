@@ -10,7 +10,7 @@ from hypothesis import strategies as some
 
 from kvbm_console.core.events import Event, SlotClosed
 from kvbm_console.core.ids import Note
-from kvbm_console.core.stimuli import Noted
+from kvbm_console.core.stimuli import NoteReported
 from kvbm_console.stream.broadcast import (
     BUSY_STIMULI,
     CREDIT_NS,
@@ -43,7 +43,7 @@ class Bench:
     def publish(self, count: int = 1) -> None:
         """One stimulus with this many events."""
         events: list[Event] = [SlotClosed(self.seq + i, self.n, self.n, 0) for i in range(count)]
-        self.broadcaster.publish(Noted(self.n, self.n, 0, None, Note.CLOCK_STEPPED, ""), events)
+        self.broadcaster.publish(NoteReported(self.n, self.n, 0, None, Note.CLOCK_STEPPED, ""), events)
         self.n += 1
         self.seq += count
 

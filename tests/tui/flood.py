@@ -14,7 +14,7 @@ import grpc
 from kvbm_console.core.config import LeaderConfig
 from kvbm_console.core.ids import Note
 from kvbm_console.core.snapshots import encode_facts
-from kvbm_console.core.stimuli import Noted
+from kvbm_console.core.stimuli import NoteReported
 from kvbm_console.recording.reader import Recording
 from kvbm_console.service import HEARTBEAT_S, LeaderService, Snapshot
 from kvbm_console.stream.ring import Ring
@@ -67,7 +67,7 @@ class Tape(LeaderService):
                 part = events[first : first + 256]
                 for event in part:
                     state.apply(event)
-                broadcaster.publish(Noted(0, part[0].at_ns, 0, None, Note.ENGINE_SUMMARY, ""), part)
+                broadcaster.publish(NoteReported(0, part[0].at_ns, 0, None, Note.ENGINE_SUMMARY, ""), part)
                 published += len(part)
                 ahead = published / self.rate - (time.monotonic() - began)
                 if ahead > SLICE_S:

@@ -16,7 +16,7 @@ from kvbm_console.core.events import Event
 from kvbm_console.core.ids import Note
 from kvbm_console.core.snapshots import decode_facts, encode_facts
 from kvbm_console.core.state import CacheState
-from kvbm_console.core.stimuli import Noted
+from kvbm_console.core.stimuli import NoteReported
 from kvbm_console.recording.reader import Recording
 from kvbm_console.stream.feed import Connected, Disconnected, EventsArrived, PastSeen, SnapshotTaken
 from kvbm_console.stream.ring import Ring
@@ -140,7 +140,7 @@ async def test_a_session_folds_the_past_before_its_first_snapshot() -> None:
 async def test_a_daemon_tells_as_much_of_its_past_as_it_has(ring: int | None, told: int) -> None:
     async with daemon_at(None, ring=Ring(ring) if ring else None) as daemon:
         for _ in range(12_000):
-            daemon.service.submit(Noted, Note.CLOCK_STEPPED, "")
+            daemon.service.submit(NoteReported, Note.CLOCK_STEPPED, "")
         items = LiveFeed(daemon.address, past=9_000).items()
         assert isinstance(await anext(items), Connected)
         past, snapshot = await anext(items), await anext(items)

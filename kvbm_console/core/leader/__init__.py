@@ -53,7 +53,7 @@ HANDLERS: Final[dict[type[st.Stimulus], Callable[[Decider, Any], Any]]] = {
     st.DeadlinePassed: debugger.deadline_passed,
     st.ResetRequested: resets.reset_requested,
     st.DrainRequested: resets.drain_requested,
-    st.Noted: debugger.noted,
+    st.NoteReported: debugger.noted,
     st.CallAnnounced: debugger.call_announced,
     st.LookupObserved: observed.not_watched,
     st.CopiesObserved: observed.not_watched,
@@ -61,8 +61,8 @@ HANDLERS: Final[dict[type[st.Stimulus], Callable[[Decider, Any], Any]]] = {
     st.PipelineStepped: debugger.pipeline_stepped,
     st.RunForRequested: debugger.run_for_requested,
     st.CandidateSkipRequested: debugger.candidate_skip_requested,
-    st.Frozen: debugger.frozen,
-    st.Thawed: debugger.thawed,
+    st.FreezeRequested: debugger.frozen,
+    st.ThawRequested: debugger.thawed,
     st.BreakpointOverran: debugger.breakpoint_overran,
 }
 """Stimulus type to its handler; a test proves that it is complete."""

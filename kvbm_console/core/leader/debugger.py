@@ -185,7 +185,7 @@ _OF_THE_PIPELINE: Final = (WaitPoint.EVALUATE, WaitPoint.PROMOTE)
 # --- everything ---
 
 
-def frozen(decider: Decider, s: st.Frozen) -> None:
+def frozen(decider: Decider, s: st.FreezeRequested) -> None:
     """Everything stands still."""
     _check_max_hold(s.max_hold_ns)
     if decider.state.frozen is not None:
@@ -193,7 +193,7 @@ def frozen(decider: Decider, s: st.Frozen) -> None:
     freeze(decider, s.by, s.max_hold_ns)
 
 
-def thawed(decider: Decider, s: st.Thawed) -> None:
+def thawed(decider: Decider, s: st.ThawRequested) -> None:
     """End the freeze."""
     if not thaw(decider, HoldEnd.CONTINUED, s.by):
         raise Refused("already_thawed")
@@ -309,7 +309,7 @@ def deadline_passed(decider: Decider, s: st.DeadlinePassed) -> None:
         reset(decider, ResetMode.LOGICAL)
 
 
-def noted(decider: Decider, s: st.Noted) -> None:
+def noted(decider: Decider, s: st.NoteReported) -> None:
     """Put it on the record; a process that shuts down lets every slot go first."""
     if s.note is Note.SHUTTING_DOWN:
         _mute(decider, "")

@@ -20,7 +20,7 @@ import xxhash
 
 from kvbm_console.core.errors import UsageError
 from kvbm_console.core.ids import Note
-from kvbm_console.core.stimuli import Noted
+from kvbm_console.core.stimuli import NoteReported
 from kvbm_console.dispatch import Dispatcher
 from kvbm_console.engines.kv_events.address import Publisher
 from kvbm_console.engines.kv_events.batch import PAYLOAD_BYTES_MAX
@@ -438,7 +438,7 @@ class Streams:
         def taker(topic: str) -> EventStream:
             label = f"{publisher.label} {topic}" if publisher.bind else publisher.label
             source = self._new_source()
-            self._dispatcher.submit(Noted, Note.ENGINE_SUMMARY, queue_note(source, publisher.queue_batches_max))
+            self._dispatcher.submit(NoteReported, Note.ENGINE_SUMMARY, queue_note(source, publisher.queue_batches_max))
             return EventStream(self._dispatcher, source, dp_rank=publisher.dp_rank, label=label)
 
         return ZmqSource(publisher, taker)

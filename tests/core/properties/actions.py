@@ -178,10 +178,10 @@ class Actions:
             self.script.tell(st.SlotStepped, holds[number % len(holds)], "me", source=0)
 
     def freeze(self) -> None:
-        self.script.tell(st.Frozen, "me", 10**9, source=0)
+        self.script.tell(st.FreezeRequested, "me", 10**9, source=0)
 
     def thaw(self) -> None:
-        self.script.tell(st.Thawed, "you", source=0)
+        self.script.tell(st.ThawRequested, "you", source=0)
 
     def run_for(self, duration_ns: int) -> None:
         self.script.tell(st.RunForRequested, duration_ns, "me", 10**9, source=0)

@@ -163,7 +163,7 @@ def test_w_at_level_1_says_what_why_would_need(house: House) -> None:
     one = desk(house)
     press(one, "w")
     assert one.current == WHY
-    assert "Why explains what a request missed." in everything(one)
+    assert "Why explains the misses of a request." in everything(one)
 
 
 def test_a_target_with_requests_is_not_told_of_levels() -> None:

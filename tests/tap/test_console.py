@@ -48,7 +48,7 @@ def test_requests_and_blocks_are_there_and_the_cost_is_said_when_told(events: li
     state = one.mirror.state
     assert state is not None
     assert state.slots
-    assert "tap: what it costs its engine the daemon has not told" in everything(one)
+    assert "tap: the daemon has not told its cost" in everything(one)
     row = next(line.split() for line in everything(one, 120, 40).splitlines() if line.startswith("   G1"))
     assert row[2] == str(state.pools[0].resident_blocks)
     assert row[3] == str(100 * len(state.pools[0].by_hash) // state.pools[0].resident_blocks)
@@ -98,7 +98,7 @@ def test_before_the_first_call_nothing_is_divided(events: list[Event]) -> None:
 def test_a_recording_says_that_it_has_no_cost(events: list[Event]) -> None:
     one = desk_of(items=[connected(recording=True), *items(events)[1:]], late_ns=0)
     one.go(TIERS)
-    assert "tap: what it costs its engine a recording does not hold" in everything(one)
+    assert "tap: a recording does not hold its cost" in everything(one)
 
 
 def test_a_tap_that_ended_stays_grey(events: list[Event]) -> None:

@@ -140,14 +140,15 @@ class Life:
     """The history of one slot. ``closed_ns`` is None while it is live."""
 
     __slots__ = (
-        "cause_seq", "changes", "closed_ns", "dropped", "lost", "moves", "opened_ns", "request", "slot", "starts",
-        "stays", "story", "transfers",
+        "cause_seq", "changes", "closed_ns", "dropped", "lost", "moves", "moves_max", "opened_ns", "request", "slot",
+        "starts", "stays", "story", "transfers",
     )
 
-    def __init__(self, slot: int, request: str, opened_ns: int) -> None:
+    def __init__(self, slot: int, request: str, opened_ns: int, moves_max: int = MOVES_MAX) -> None:
         self.slot = slot
         self.request = request
         self.opened_ns = opened_ns
+        self.moves_max = moves_max
         self.closed_ns: int | None = None
         self.lost = False
         """Whether its end was not seen (a gap, or passed over), so that how it ended is not known."""
@@ -169,8 +170,8 @@ class Life:
     def add(self, move: Move) -> None:
         """Append a move; the oldest quarter goes when there are too many."""
         self.changes += 1
-        if len(self.moves) >= MOVES_MAX:
-            cut = MOVES_MAX // 4
+        if len(self.moves) >= self.moves_max:
+            cut = self.moves_max // 4
             del self.moves[:cut], self.starts[:cut]
             self.dropped += cut
         self.moves.append(move)
@@ -221,7 +222,9 @@ class Lives:
     """The lives of live slots, and the open transfers. A reader that keeps them when they end overrides the two
     hooks."""
 
-    def __init__(self) -> None:
+    def __init__(self, moves_max: int = MOVES_MAX) -> None:
+        self.moves_max = moves_max
+        """Moves kept of each life."""
         self.clear()
 
     def clear(self) -> None:
@@ -262,7 +265,7 @@ def cloned(lives: Lives, e: ev.SlotCloned) -> SlotState:
 
 
 def _begin(lives: Lives, e: ev.SlotOpened | ev.SlotCloned, state: SlotState) -> None:
-    life = lives.lives[e.slot] = Life(e.slot, e.request, e.at_ns)
+    life = lives.lives[e.slot] = Life(e.slot, e.request, e.at_ns, lives.moves_max)
     life.add(Move(e.at_ns, state, e.seq, cause=e.cause))
     life.story.append(e)
 

@@ -9,6 +9,8 @@ from typing import Final
 import msgspec
 import xxhash
 
+from kvbm_console.analysis import lives
+from kvbm_console.analysis.lives import Life, Lives, Move
 from kvbm_console.analysis.visitor import Visitor
 from kvbm_console.core import events as ev
 from kvbm_console.core.columns import pack_hashes
@@ -36,8 +38,8 @@ class RequestSummary(msgspec.Struct):
     """Digest of its prompt's hashes and length: equal prompts are equal."""
     prompt_tokens: int
     prompt_blocks: int
-    path: list[tuple[SlotState, int]]
-    """(state, since) of every state that it was in."""
+    life: Life
+    """Its states with their times."""
     hits: list[int]
     """Prompt blocks found in G1 to G4 at all admissions; those of failed loads are taken back."""
     scored_blocks: int = 0
@@ -49,12 +51,11 @@ class RequestSummary(msgspec.Struct):
     first_token_ns: int | None = None
     ended_ns: int | None = None
     reason: str | None = None
-    moves: int = 0
 
     @property
     def states(self) -> list[str]:
         """The states in their order."""
-        return [state.label for state, _ in self.path]
+        return [move.state.label for move in self.life.moves]
 
     def time_ns(self, until_ns: int) -> int:
         """The time from its arrival to its end, or to ``until_ns`` while the request is live."""
@@ -81,6 +82,7 @@ class Requests(Visitor):
         self.evicted_blocks: dict[str, int] = {}
         self.moved_blocks: dict[str, int] = {}
         self._of: dict[int, RequestSummary] = {}
+        self._lives = Lives(PATH_MAX)
         self._begun = False
         self.after = {
             ev.SlotOpened: self._opened, ev.SlotCloned: self._opened, ev.SlotMoved: self._moved,
@@ -96,9 +98,12 @@ class Requests(Visitor):
         for number in [number for number in self._of if number not in state.slots]:
             summary = self._of.pop(number)
             summary.ended_ns, summary.complete = state.at_ns, False
+            del self._lives.lives[summary.slot]
             self._tell(summary, state.at_ns)
         for slot in state.slots.values():
             if slot.slot not in self._of:
+                life = self._lives.lives[slot.slot] = Life(slot.slot, slot.request, slot.opened_ns, PATH_MAX)
+                life.add(Move(slot.since_ns, slot.state, None))
                 self._take(slot, state.seq, complete=False)
         self.until_ns = state.at_ns
 
@@ -118,20 +123,19 @@ class Requests(Visitor):
         summary = RequestSummary(
             slot.slot, slot.request, slot.session, slot.opened_ns, seq, complete,
             prompt_digest(prompt, slot.prompt_tokens), slot.prompt_tokens, slot.prompt_blocks,
-            [(slot.state, slot.since_ns)], [0, 0, 0, 0],
+            self._lives.lives[slot.slot], [0, 0, 0, 0],
         )
         if self._on_end is None:
             self.all.append(summary)
         self._of[slot.slot] = summary
 
     def _opened(self, e: ev.SlotOpened | ev.SlotCloned, state: CacheState) -> None:
+        lives.FOLD[type(e)](self._lives, e)
         self._take(state.slots[e.slot], e.seq, complete=True)
 
     def _moved(self, e: ev.SlotMoved, state: CacheState) -> None:
         summary = self._of[e.slot]
-        summary.moves += 1
-        if len(summary.path) < PATH_MAX:
-            summary.path.append((e.new, e.at_ns))
+        lives.moved(self._lives, e)
         if e.new is SlotState.PREEMPTED:
             summary.preemptions += 1
         elif e.new is SlotState.DECODING and summary.first_token_ns is None:
@@ -141,6 +145,8 @@ class Requests(Visitor):
 
     def _closed(self, e: ev.SlotClosed, state: CacheState) -> None:
         summary = self._of.pop(e.slot)
+        lives.closed(self._lives, e)
+        summary.life.story.clear()  # thousands of ended lives are kept, for their states alone
         summary.ended_ns = e.at_ns
         self._tell(summary, e.at_ns)
 

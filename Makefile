@@ -30,7 +30,7 @@ demo: $(STAMP) ## the console on a simulated engine; SECONDS=N ends it by itself
 test: $(STAMP) ## the tests, in two processes
 	@$(BIN)/python -m pytest -q -m "not slow" $(PARALLEL)
 
-quick: $(STAMP) ## formats, types and the core's tests, in a minute
+quick: $(STAMP) ## lint, types and the core's tests, in a minute
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/mypy
 	@$(BIN)/python -m pytest -q -m "not slow" $(PARALLEL) tests/core tests/architecture --ignore=tests/core/properties \

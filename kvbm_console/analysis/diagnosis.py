@@ -21,7 +21,7 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
 
     evidence: str
     ok: bool
-    """Whether nothing worse than a note was found."""
+    """True if nothing worse than a note was found."""
     events: int
     lost_events: int
     requests: int

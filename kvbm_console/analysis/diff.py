@@ -69,7 +69,7 @@ class Pair(msgspec.Struct, frozen=True, kw_only=True):
     by: str
     """``id`` or ``prompt``."""
     same: bool
-    """Whether states, hits and time are equal."""
+    """True if states, hits and time are equal."""
     states_differ: str | None
     """The first difference of their states, in words."""
     a: PairSide
@@ -92,7 +92,7 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
     a: str
     b: str
     equal: bool
-    """Whether all events are the same."""
+    """True if all events are the same."""
     first: FirstDifference | None
     config: list[ChangedField]
     lost_events_a: int

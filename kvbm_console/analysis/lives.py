@@ -109,7 +109,7 @@ class Transfer:
         self.ranks: set[int] = set()
         """Ranks that have reported."""
         self.lost = False
-        """Whether it ended unseen: how is not known, and not before ``ended_ns``."""
+        """True if it ended unseen: how is not known, and not before ``ended_ns``."""
         self.error = ""
         """The reason that the rank ``error_rank`` gave for its failure."""
         self.error_rank: int | None = None
@@ -124,7 +124,7 @@ class Transfer:
 
     @property
     def open(self) -> bool:
-        """Whether it has not ended."""
+        """True if it has not ended."""
         return self.ended_ns is None
 
     def age(self, now_ns: int) -> int:
@@ -151,7 +151,7 @@ class Life:
         self.moves_max = moves_max
         self.closed_ns: int | None = None
         self.lost = False
-        """Whether its end was not seen (a gap, or passed over), so that how it ended is not known."""
+        """True if its end was not seen (a gap, or passed over), so that how it ended is not known."""
         self.moves: list[Move] = []
         self.starts: list[int] = []
         """``moves[i].start_ns``, for bisection."""
@@ -206,7 +206,7 @@ class Life:
         return index
 
     def seen_at(self, at_ns: int) -> bool:
-        """Whether the state of the slot at that time is known."""
+        """True if the state of the slot at that time is known."""
         index = self.at(at_ns)
         if index is None or index + 1 >= len(self.moves):
             return index is not None

@@ -33,7 +33,7 @@ class RequestSummary(msgspec.Struct):
     arrived_ns: int
     arrived_seq: int
     complete: bool
-    """Whether its arrival is in the evidence, and its end if it has ended."""
+    """True if its arrival is in the evidence, and its end if it has ended."""
     prompt: int
     """Digest of its prompt's hashes and length: equal prompts are equal."""
     prompt_tokens: int

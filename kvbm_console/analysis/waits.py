@@ -186,7 +186,7 @@ def standstill(state: CacheState, source: int) -> Standstill | None:
 
 
 def _copies_run(state: CacheState, source: int) -> bool:
-    """Whether the end of a copy may give blocks back to this engine."""
+    """True if the end of a copy may give blocks back to this engine."""
     for operation in state.operations.values():
         slot = state.candidates[operation.candidate].slot
         pools = (state.pools[operation.source_pool], state.pools[operation.target_pool])

@@ -38,7 +38,7 @@ class Evidence(msgspec.Struct, frozen=True):
     """The leader's memory at the snapshot with this seq, empty when unknown. It maps a hash to the ``MissReason`` for
     which the block was last given up, even if the block was back at that time."""
     finished: bool = True
-    """Whether the run was closed on purpose; a live target has nothing to close."""
+    """True if the run was closed on purpose; a live target has nothing to close."""
     now_ns: int | None = None
     """The present time of a live target's engine, because no event tells that time passes on an idle engine."""
 

@@ -74,7 +74,7 @@ class RecordingInfo(msgspec.Struct, frozen=True):
     bytes: int
     bytes_per_event: float | None
     finished: bool
-    """Whether the run was closed on purpose; false while it is recorded and after a kill."""
+    """True if the run was closed on purpose; false while it is recorded and after a kill."""
     segments: list[SegmentInfo]
     runs: list[str]
     """Incarnations in the directory, oldest first; the last run is read by default."""

@@ -47,7 +47,7 @@ class Retention(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def wanted(self) -> bool:
-        """Whether anything is ever removed."""
+        """True if anything is ever removed."""
         return self.keep_bytes is not None or self.keep_ns is not None
 
 

@@ -45,7 +45,7 @@ class Playback:
     def __init__(self, recording: Recording, *, follow: bool = False) -> None:
         self.recording = recording
         self.follow = follow
-        """Whether the recording is still being written and is read again."""
+        """True if the recording is still being written and is read again."""
         self._live = False
         self.first_seq = recording.first_seq
         self.last_seq = recording.last_seq
@@ -78,7 +78,7 @@ class Playback:
 
     @property
     def at_end(self) -> bool:
-        """Whether nothing follows."""
+        """True if nothing follows."""
         return self.position_seq >= self.last_seq
 
     @property

@@ -123,13 +123,13 @@ class Recording:
 
     @property
     def finished(self) -> bool:
-        """Whether the run was closed on purpose."""
+        """True if the run was closed on purpose."""
         end = _end_of(self.segments[-1])
         return end is not None and not end.more
 
     @property
     def cut_off(self) -> bool:
-        """Whether the last segment ends with a rotation, so that the segment behind it was removed."""
+        """True if the last segment ends with a rotation, so that the segment behind it was removed."""
         end = _end_of(self.segments[-1])
         return end is not None and end.more
 

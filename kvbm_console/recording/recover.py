@@ -285,7 +285,7 @@ class Reindexed(msgspec.Struct, frozen=True):
 
 
 def needs_index(path: Path) -> bool:
-    """Whether a sealed segment cannot be opened as it is. Raises ``RecordingError`` for a foreign file."""
+    """True if a sealed segment cannot be opened as it is. Raises ``RecordingError`` for a foreign file."""
     try:
         SealedSegment(path)
     except CorruptRecording:

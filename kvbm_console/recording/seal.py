@@ -298,7 +298,7 @@ class BackgroundSealer:
         path.with_suffix(".mcap.tmp").unlink(missing_ok=True)
 
     def has_room(self, path: Path, growth: int) -> bool:
-        """Whether a draft of this segment and ``growth`` bytes fit beside all that is there. Otherwise the segment
+        """True if a draft of this segment and ``growth`` bytes fit beside all that is there. Otherwise the segment
         stays active. Raises ``OSError``."""
         keep = self._retention.keep_bytes
         if keep is None:

@@ -347,7 +347,7 @@ class ActiveSegment:
         return True
 
     def _is_damaged(self) -> bool:
-        """Whether a valid frame follows the bytes that do not count."""
+        """True if a valid frame follows the bytes that do not count."""
         at = self._end_offset if self._damage_from is None else self._damage_from
         while at < self.size:
             data = self._read(at, WINDOW_BYTES_MAX)

@@ -371,18 +371,18 @@ class Recorder:
         return self._keys_sent_bytes - self._keys_done_bytes > self._queue_bytes // 2
 
     def _rotation_waits(self) -> bool:
-        """Whether a rotation is on its way, or was refused a moment ago."""
+        """True if a rotation is on its way, or was refused a moment ago."""
         refused = self._rotation_refused is not None
         return self._rotating or (refused and self._clock() - self._rotation_failed_ns < self._rotation_patience_ns)
 
     def _keyframes_wait(self) -> bool:
-        """Whether the last keyframe was too large for a frame and the segment may still grow without a keyframe."""
+        """True if the last keyframe was too large for a frame and the segment may still grow without a keyframe."""
         if self._keyframe_refused is None or self._clock() - self._refused_ns >= TOO_LARGE_RETRY_S * SECOND_NS:
             return False
         return self._may_grow()
 
     def _may_grow(self) -> bool:
-        """Whether this segment may exceed its limit; False where that would exceed ``keep``."""
+        """True if this segment may exceed its limit; False where that would exceed ``keep``."""
         return self.retention.keep_bytes is None or self._segment.size < self._segment_limit
 
     def _send_keyframe(self, loss: int, rotate: bool, *, complete: bool = True) -> bool:

@@ -92,7 +92,7 @@ ENABLED: Final[Column[BreakpointFacts]] = Column(
     name="ON", width=2, gap=2,
     cell=lambda known, size, glyphs: [Span("●", "ok") if known.enabled else Span("○", "faint")],
     title="enabled", value=lambda known: known.enabled,
-    field=Field("enabled", Kind.WORD, lambda known, s, m: known.enabled, "Whether it is armed.", YES_NO,
+    field=Field("enabled", Kind.WORD, lambda known, s, m: known.enabled, "Yes if the breakpoint is armed.", YES_NO,
                 ordered=False))
 SITE: Final[Column[BreakpointFacts]] = Column(
     name="SITE", width=16, cell=lambda known, size, glyphs: [Span(known.spec.site.label, "text")],

@@ -212,12 +212,14 @@ SHOWN: Final = (STATUS, AGE, OPERATION, ROUTE, BLOCKS, BYTES, RANKS, REQUEST, *S
 EXPORTED: Final = (CANDIDATE, OPERATION, REQUEST, ROUTE, STATUS, BLOCKS, AGE, PLANNED, *STAMPS, DETAIL)
 SCHEMA: Final = Schema("a transfer", [
     *fields_of((REQUEST, ROUTE, STATUS, AGE, BLOCKS, OPERATION, CANDIDATE)),
-    Field("open", Kind.WORD, lambda row, s, m: row.transfer.open, "Whether it has not ended.", YES_NO, ordered=False),
-    Field("moving", Kind.WORD, lambda row, s, m: row.transfer.open and row.transfer.started_ns is not None,
-          "Whether its copy has begun.", YES_NO, ordered=False),
-    Field("held", Kind.WORD, lambda row, s, m: row.transfer.held_since_ns is not None, "Whether its slot is held.",
+    Field("open", Kind.WORD, lambda row, s, m: row.transfer.open, "Yes if the transfer has not ended.",
           YES_NO, ordered=False),
-    Field("slow", Kind.WORD, lambda row, s, m: row.level is not None, "Whether it is marked.", YES_NO, ordered=False),
+    Field("moving", Kind.WORD, lambda row, s, m: row.transfer.open and row.transfer.started_ns is not None,
+          "Yes if the copy has begun.", YES_NO, ordered=False),
+    Field("held", Kind.WORD, lambda row, s, m: row.transfer.held_since_ns is not None, "Yes if the slot is held.",
+          YES_NO, ordered=False),
+    Field("slow", Kind.WORD, lambda row, s, m: row.level is not None, "Yes if the transfer is marked.",
+          YES_NO, ordered=False),
     *fields_of((DETAIL,)),
 ])
 

@@ -47,7 +47,7 @@ REASON: Final[Column[Warning]] = Column(
 SEQ: Final[Column[Warning]] = Column(title="seq", value=lambda warning: warning.seq)
 ENDED: Final[Column[Warning]] = Column(
     title="ended", value=_over,
-    field=Field("over", Kind.WORD, lambda warning, s, m: _over(warning), "Whether it has ended.", YES_NO,
+    field=Field("over", Kind.WORD, lambda warning, s, m: _over(warning), "Yes if the warning has ended.", YES_NO,
                 ordered=False))
 
 SHOWN: Final = (SUBJECT, STATE, REASON)

@@ -241,7 +241,7 @@ def _blocks_of(names: Sequence[str]) -> str:
 
 
 def _absent(entry: Entry) -> bool:
-    """Whether the content could be read nowhere after this entry and was lost by it."""
+    """True if the content could be read nowhere after this entry and was lost by it."""
     return entry.what in GONE | {"gap"} and not entry.left
 
 

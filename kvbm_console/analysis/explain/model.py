@@ -112,7 +112,7 @@ class Spent(msgspec.Struct, frozen=True, kw_only=True):
     until_ns: int
     ended: bool
     complete: bool
-    """Whether the evidence holds it from its arrival on."""
+    """True if the evidence holds it from its arrival on."""
     parts: tuple[Part, ...]
     """Longest first, those that took no time left out."""
     waits: tuple[Wait, ...]

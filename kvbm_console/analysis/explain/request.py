@@ -55,7 +55,7 @@ class _Lower(Visitor):
 
 
 class _Streams(Visitor):
-    """Whether some pool is described by an event stream."""
+    """True if some pool is described by an event stream."""
 
     seen = False
 

@@ -113,7 +113,7 @@ class Consumer:
     ``close`` once."""
 
     wants_events = False
-    """Whether ``event`` is called: describing every event is most of the work."""
+    """True if ``event`` is called: describing every event is most of the work."""
 
     def opened(self, slot: int, request: str, at_ns: int) -> None:
         """A slot is there since ``at_ns``, and has not been told before, unless behind a gap."""

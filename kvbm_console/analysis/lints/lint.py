@@ -83,15 +83,15 @@ class Lint(Visitor):
     drawn: ClassVar[bool] = True
     """False where the console knows better by itself: its heartbeat tells the state of the recorder."""
     ends: ClassVar[bool] = False
-    """Whether the lint reports the end of a problem; the console then greys the finding."""
+    """True if the lint reports the end of a problem; the console then greys the finding."""
     whole_run: ClassVar[bool] = False
-    """Whether the lint judges a share of all events so far; the finding stays as long as the share is exceeded."""
+    """True if the lint judges a share of all events so far; the finding stays as long as the share is exceeded."""
     view: ClassVar[Literal["log", "slots", "tiers", "transfers"]] = "log"
     """The console's view of a finding that is not about one request."""
     of_engine: ClassVar[bool] = False
-    """Whether ``who`` is an engine, which the console then names as its daemon does."""
+    """True if ``who`` is an engine, which the console then names as its daemon does."""
     one_by_one: ClassVar[bool] = False
-    """Whether the console lists each finding, because each waits for a person; else it folds those of all requests."""
+    """True if the console lists each finding, because each waits for a person; else it folds those of all requests."""
 
     def __init_subclass__(cls) -> None:
         for attribute in ("name", "threshold", "bad", "do"):

@@ -106,7 +106,7 @@ class _Window(msgspec.Struct):
 
     @property
     def thrashes(self) -> bool:
-        """Whether the share that came back is above the limit, of enough evicted blocks."""
+        """True if the share that came back is above the limit, of enough evicted blocks."""
         return self.evicted >= THRASH_BLOCKS and 100 * self.returned > THRASH_PERCENT * self.evicted
 
 

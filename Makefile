@@ -10,7 +10,7 @@ STAMP := .venv/.stamp
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 
-.PHONY: help setup demo quick test sim test-vllm check bench bench-tui bench-baseline test-full recordings screens docs proto clean
+.PHONY: help setup demo quick test sim test-vllm matrix check bench bench-tui bench-baseline test-full recordings screens docs proto clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -53,6 +53,9 @@ test-full: $(STAMP) ## the tests with the long ones
 test-vllm: .venv-vllm/.stamp ## vLLM's own scheduler, with tap and event stream; SGLang's publisher, Dynamo's mocker (3 GB, no GPU)
 	@.venv-vllm/bin/python -m pytest -q -p no:cacheprovider -W ignore -o filterwarnings=default \
 		-o asyncio_default_fixture_loop_scope=function tests/vllm tests/sanitize
+
+matrix: .venv-vllm/.stamp ## docs/matrix.md: the tap in many releases of vLLM; RELEASES="0.26.0 0.33.0" for some
+	@.venv-vllm/bin/python -m tests.vllm.matrix $(RELEASES)
 
 check: $(STAMP) ## format, lint, types, import contracts, proto and documents fresh, tests, recordings
 	@$(BIN)/ruff check --quiet .

@@ -33,3 +33,8 @@ def socket_address(name: str) -> str:
 def default_target() -> str:
     """The daemon's address where the user gives none: ``KVBM_CONSOLE_TARGET``, else the default socket."""
     return os.environ.get(TARGET_VARIABLE) or socket_address(DEFAULT_SOCKET)
+
+
+def tap_path(address: str) -> str:
+    """The path of the socket on which the daemon at ``unix:PATH`` accepts taps."""
+    return f"{address.removeprefix('unix:')}.tap"

@@ -369,7 +369,7 @@ ENTRIES_MAX: Final = 2
 _SHOWN_CHARS: Final = 120
 _PARTS: Final = (
     "seq", "n", "at_ns", "epoch", "iteration", "running", "waiting", "draining", "slots", "candidates", "operations",
-    "batches", "late", "holds", "breakpoints", "frozen", "leases", "lost_sources", "totals", "next_slot",
+    "batches", "late", "holds", "breakpoints", "frozen", "leases", "lost_sources", "measured", "totals", "next_slot",
     "next_candidate", "next_operation", "next_hold", "next_breakpoint",
 )
 _COLUMNS: Final = ("hash_of", "content", "refs", "stored_at", "copies", "quarantined")

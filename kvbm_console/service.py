@@ -8,6 +8,7 @@ Law of this file: the published facts can be folded from the base snapshot and t
 """
 
 import asyncio
+import logging
 import secrets
 import time
 from collections import deque
@@ -20,7 +21,7 @@ import xxhash
 
 from kvbm_console.core.config import LeaderConfig
 from kvbm_console.core.errors import InternalError
-from kvbm_console.core.events import InvariantViolated
+from kvbm_console.core.events import Event, InvariantViolated
 from kvbm_console.core.ids import Note
 from kvbm_console.core.leader import Leader, Outcome
 from kvbm_console.core.snapshots import encode_facts
@@ -40,6 +41,8 @@ from kvbm_console.wire.batches import EventChunk, StimulusChunk, unpack_stimuli
 if TYPE_CHECKING:
     from kvbm_console.recording.output import RecordingPath
     from kvbm_console.recording.writer import Recorder
+
+log = logging.getLogger("kvbm_console.service")
 
 HEARTBEAT_S: Final = 0.5
 """A console knows within a second that it talks to a living daemon."""
@@ -342,16 +345,20 @@ class LeaderService:
     # --- a bug of ours -------------------------------------------------------------------------------------------
 
     def _recover(self, stimulus: Stimulus, error: Exception) -> Outcome:
-        """Undo a stimulus whose handler raised: rerun all others since the base snapshot, and publish the bug."""
-        leader = Leader.restore(self.config, self._base.facts, self._memory)
-        leader.evictions += self._evictions
-        for earlier in self._stimuli_since_base():
-            leader.handle(earlier)
-        expected = self.broadcaster.next_seq
-        if leader.state.seq != expected:
-            raise InternalError(
-                f"the facts could not be restored to event {expected}: rerunning came to {leader.state.seq}"
-            ) from error
+        """Undo a stimulus whose handler raised: rerun all others since the base snapshot, and publish the bug.
+
+        If the rerun fails too, the events of the stimulus that were emitted are published, so the stream goes on
+        without a hole. The facts are those of the stream unless an event was folded in part.
+        """
+        told: list[Event] = []
+        try:
+            leader = self._rerun()
+        except Exception as again:
+            leader, told = self.dispatcher.leader, list(self.dispatcher.leader.events)
+            log.exception("a bug could not be undone")
+            error = InternalError(f"{error}; it could not be undone: {again}")
+            if leader.state.seq != self.broadcaster.next_seq + len(told):
+                raise error from again
         self.recoveries += 1
         self._recovered = True
         rule = getattr(error, "rule", type(error).__name__)
@@ -360,7 +367,18 @@ class LeaderService:
         )
         leader.state.apply(event)
         self.dispatcher.leader = leader
-        return Outcome(None, [event], [])
+        return Outcome(None, [*told, event], [])
+
+    def _rerun(self) -> Leader:
+        """Another leader, as of the end of the last published stimulus."""
+        leader = Leader.restore(self.config, self._base.facts, self._memory)
+        leader.evictions += self._evictions
+        for earlier in self._stimuli_since_base():
+            leader.handle(earlier)
+        expected = self.broadcaster.next_seq
+        if leader.state.seq != expected:
+            raise InternalError(f"rerunning came to event {leader.state.seq} instead of {expected}")
+        return leader
 
     def _stimuli_since_base(self) -> Iterator[Stimulus]:
         for chunk in self._since_base:

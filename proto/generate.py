@@ -46,7 +46,7 @@ PROTO: Final = "kvbm_console/wire/v1/console.proto"
 VERSIONS_FILE: Final = ROOT / "proto" / "versions.json"
 SCHEMA: Final = "// --- schema, generated from kvbm_console by `make proto`: do not edit below this line ---\n"
 WIDTH: Final = 120
-SCALARS: Final = {bool: "bool", int: "int64", str: "string", bytes: "bytes"}
+SCALARS: Final = {bool: "bool", int: "int64", float: "double", str: "string", bytes: "bytes"}
 PROCESS_WORDS: Final = frozenset({"Clock", "Condition"})
 """Words that neither events nor stimuli carry."""
 RESERVED: Final = {"SkipReason": {3: "BELOW_PRIORITY", 6: "WITHDRAWN", 7: "POLICY"}}

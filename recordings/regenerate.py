@@ -47,6 +47,8 @@ CAPTURES: Final = {
     "offload_lru": "vLLM's OffloadingConnector: a host tier that tells its tokens, evictions on both tiers",
     "offload_arc_placeholder": "the same with ARC and a host tier that names hashes alone",
     "connector": "vLLM beside a connector that loads late and frees late",
+    "lmcache": "the event log of LMCache 0.5.6's server, over gRPC",
+    "mooncake": "the publisher of Mooncake's master: objects of a shared pool, numbered from 1",
     "sglang": "SGLang 0.5.23's publisher: signed hashes, pinned host memory",
 }
 """Frames that engines' own publishers sent, by file in ``kv-events``, and what is in them."""

@@ -8,9 +8,11 @@ Law of this file: after ``Bye{last_seq}`` no event is published, and the recordi
 """
 
 import asyncio
+import ctypes
 import math
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -46,6 +48,7 @@ from .options import DaemonOptions, Endpoint
 from .questions import PacedServices, Questions
 from .servicer import ConsoleServicer, Identity
 from .summary import Summary, summarise
+from .taps import TapListener
 
 if TYPE_CHECKING:
     from kvbm_console.engines.kv_events.zmq_source import Streams
@@ -63,6 +66,10 @@ SEAL_GRACE_S: Final = 3.5
 segment that is left active is whole, and the summary names it."""
 STUCK_DISK_S: Final = 0.5
 """Sealing asks whether to give up at each frame; a disk that takes longer for a frame is not waited for."""
+M_MMAP_THRESHOLD: Final = -3
+"""The parameter of glibc's ``mallopt``."""
+MAPPED_BYTES: Final = 1 << 20
+"""Blocks of this size have a mapping of their own, which the system has back as soon as they are freed."""
 SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 DISARM_SIGNAL: Final = signal.SIGUSR1
 """Mutes every breakpoint and releases every hold, for when no client gets through."""
@@ -109,6 +116,7 @@ class Daemon:
             self.metrics: MetricsServer | None = None
             self.spans: SpanExport | None = None
             self.lints: LintWatch | None = None
+            self.taps = TapListener(self.address) if self.address.startswith("unix:") else None
             self.service = self._assemble()
             self._prepare_debugger()
             self._prepare_spans()
@@ -239,6 +247,8 @@ class Daemon:
                     self.options.metrics, self._metrics_page, partial(self.questions.scrapers.turn, "scraper")
                 )
                 await self.metrics.start()
+            if self.taps is not None:
+                self.taps.open()
             server, servicer, probe = self._server()
             await probe.set(SERVICE, health_pb2.HealthCheckResponse.SERVING)
             await server.start()
@@ -246,6 +256,8 @@ class Daemon:
                 await self._serve(servicer, probe, on_ready)
             finally:
                 self.service.close()
+                if self.taps is not None:
+                    await self.taps.close()
                 await server.stop(STOP_GRACE_S)
         finally:
             self.endpoint.close()
@@ -262,19 +274,22 @@ class Daemon:
         recorder = self.service.recorder
         if recorder is None:
             return
-        sealing = asyncio.ensure_future(anyio.to_thread.run_sync(
-            recorder.close, lambda: time.monotonic() >= self._seal_until, abandon_on_cancel=True))
+        sealing = asyncio.ensure_future(
+            anyio.to_thread.run_sync(self._close_recorder, recorder, abandon_on_cancel=True))
         hurried = asyncio.ensure_future(self._hurried.wait())
         await asyncio.wait((sealing, hurried), return_when=asyncio.FIRST_COMPLETED)
         hurried.cancel()
         if not sealing.done():
             await asyncio.wait([sealing], timeout=max(0.0, self._seal_until - time.monotonic()) + STUCK_DISK_S)
         if sealing.done():
-            sealing.result()
-            place = self.service.place
-            if place is not None and place.file is not None:
-                self._made = place.finish()
+            self._made = sealing.result()
         sealing.cancel()
+
+    def _close_recorder(self, recorder: Recorder) -> Path | None:
+        """Seal, and name the file of a recording that is one file; runs in a thread, because the disk may hang."""
+        recorder.close(lambda: time.monotonic() >= self._seal_until)
+        place = self.service.place
+        return place.finish() if place is not None and place.file is not None else None
 
     def _handle_signals(self) -> None:
         if self.options.handle_signals:
@@ -296,6 +311,8 @@ class Daemon:
         async with anyio.create_task_group() as group:
             await group.start(self.service.run)
             group.start_soon(self._tell_health, probe)
+            if self.taps is not None:
+                group.start_soon(self.service.keep, "taps", self.taps.run)
             if self.spans is not None:
                 group.start_soon(self.service.keep, "spans", self.spans.run)
             if self.metrics is not None:
@@ -396,9 +413,21 @@ class Daemon:
                 await anyio.to_thread.run_sync(recorder.end, abandon_on_cancel=True)
 
 
+def map_large_blocks() -> None:
+    """Give large blocks a mapping of their own, where the C library is glibc.
+
+    By default glibc raises its threshold to the largest block that was freed, so keyframes and tables that have grown
+    leave holes in the heap. At 600,000 events a recorded daemon takes 270 MB instead of 330.
+    """
+    change = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    if change is not None:
+        change(M_MMAP_THRESHOLD, MAPPED_BYTES)
+
+
 async def run_daemon(options: DaemonOptions, *, on_ready: Callable[[Daemon], None] | None = None) -> Summary:
     """Run a daemon to its end. ``on_ready`` is called once it can be connected to.
 
     Raises ``UsageError`` when it may not listen or record at the given places.
     """
+    map_large_blocks()
     return await Daemon(options).run(on_ready)

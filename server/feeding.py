@@ -14,6 +14,7 @@ A stimulus of one engine never reaches a slot of another, and an engine is asked
 
 import asyncio
 import logging
+import typing
 from collections import deque
 from collections.abc import AsyncIterator
 from typing import Any, Final
@@ -336,7 +337,8 @@ FEED_KINDS: Final[frozenset[type[st.Stimulus]]] = frozenset({
     st.PoolDeclared, st.RequestArrived, st.MatchRequested, st.BlocksAllocated, st.IterationScheduled,
     st.IterationFinished, st.RequestPreempted, st.RequestCloned, st.RequestFinished, st.TransferStarted,
     st.TransferFinished, st.TransferFailed, st.BlocksReported, st.SourceGapped, st.SourceRestarted,
-    st.CallAnnounced, st.LookupObserved, st.CopiesObserved, st.MismatchReported,
+    st.CallAnnounced, st.LookupObserved, st.CopiesObserved, st.MismatchReported, st.CopyBegun, st.CopyEnded,
+    st.ConnectorReported, st.CallReported,
 })
 """The stimuli that engines and movers may send. The rest belongs to control sessions and to the daemon itself."""
 
@@ -377,7 +379,11 @@ MANY: Final = (
     "requests", "clones", "new", "resumed", "preempted", "skipped", "unskipped", "first_tokens", "progressed",
     "appended", "loaded", "sent", "failed",
 )
-"""Fields of stimuli that name requests."""
+"""Fields of stimuli that name requests. A field of ``MANY`` is a list of names in some kinds only: ``TransferFailed``
+has block ids in ``failed``."""
+_LISTS: Final = {
+    kind: [field for field in MANY if typing.get_type_hints(kind).get(field) == tuple[str, ...]] for kind in FEED_KINDS
+}
 
 
 class RequestNames:
@@ -401,15 +407,15 @@ class RequestNames:
             for clone in stimulus.clones:
                 self._arrives(clone, state)
         changed: dict[str, Any] = {}
-        for field in stimulus.__struct_fields__:
-            if field in ONE:
-                name = getattr(stimulus, field)
-                if (here := self._name(name, state)) is not name:
-                    changed[field] = here
-            elif field in MANY and (names := getattr(stimulus, field)):
-                mapped = tuple(self._name(name, state) for name in names)
-                if mapped != names:
-                    changed[field] = mapped
+        for field in ONE:
+            name = getattr(stimulus, field, None)
+            if name is not None and (here := self._name(name, state)) is not name:
+                changed[field] = here
+        for field in _LISTS[type(stimulus)]:
+            names = getattr(stimulus, field)
+            mapped = tuple(self._name(name, state) for name in names)
+            if mapped != names:
+                changed[field] = mapped
         return msgspec.structs.replace(stimulus, **changed) if changed else stimulus
 
     def there(self, name: str) -> str:

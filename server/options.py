@@ -27,8 +27,8 @@ from kvbm_console.simulator.link import DEFAULT_LINKS, LinkSpec
 from kvbm_console.simulator.workloads import Workload
 from kvbm_console.stream.ring import Ring
 
-SOCKET_PATH_BYTES_MAX: Final = 107
-"""The kernel's ``sun_path`` has 108 bytes with the final zero."""
+SOCKET_PATH_BYTES_MAX: Final = 103
+"""The kernel's ``sun_path`` has 108 bytes with the final zero, and the socket for taps ends in ``.tap``."""
 DIRECTORY_MODE: Final = 0o700
 SOCKET_UMASK: Final = 0o177
 """The socket file is created 0600: connecting needs write permission, so even in an open directory it is ours alone."""

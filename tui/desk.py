@@ -6,7 +6,7 @@ goes to the session, which answers later with a notice. Every frame has exactly 
 
 import time
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 from kvbm_console.analysis.lints import Level
 from kvbm_console.analysis.lives import Life
@@ -56,6 +56,9 @@ TAP: Final = (
 """The flags that load the tap. The README describes the tap beside or around another connector."""
 
 
+LEVELS: Final = " A KV-event stream names no request (level 1); the tap (level 2) does: see README"
+
+
 class View:
     """A view of the desk's state. The defaults fit a view without a list: nothing to filter, export or reveal."""
 
@@ -69,6 +72,10 @@ class View:
     def body(self, desk: "Desk", width: int, height: int) -> list[Line]:
         """The view as at most ``height`` lines of at most ``width - 1`` text cells."""
         raise NotImplementedError
+
+    def streamed(self, desk: "Desk", width: int, height: int) -> list[Line]:
+        """The view on a target of event streams alone, if ``needs_requests``: how to get requests."""
+        return _no_requests(self.needs_requests, width)
 
     def hints(self, desk: "Desk") -> list[Hint]:
         """Keys that work here and now, the most useful first."""
@@ -106,6 +113,8 @@ class Desk:
         self.views = views
         self.glyphs = glyphs
         self.read_only = read_only
+        self.forests: dict[int, Any] = {}
+        """The prefix forest of each source, with the moment of its facts (``views.blocks``)."""
         self.socket = socket
         self.wall = wall
         self.times = Times(utc=utc)
@@ -287,8 +296,10 @@ class Desk:
         if state is None:
             return [sentence] if sentence is not None else [Line((Span(" Connecting …", "muted"),))]
         room = height - (sentence is not None)
-        hidden = self.view.needs_requests if blocks_only(state) else ""
-        lines = fit(_no_requests(hidden, width) if hidden else self.view.body(self, width, room), room)
+        if self.view.needs_requests and blocks_only(state):
+            lines = [*fit(self.view.streamed(self, width, room - 1), room - 1), Row().put(LEVELS, "faint").line()]
+        else:
+            lines = fit(self.view.body(self, width, room), room)
         if self._stale():
             lines = [Line(tuple(Span(s.text, "stale") for s in line.spans), line.ground, line.zones) for line in lines]
         return [sentence, *lines] if sentence is not None else lines
@@ -395,7 +406,10 @@ class Desk:
         stop = self._stops.text(self.mirror, mono)
         if stop is not None:
             return frame.notice_line(stop, "held", width, hint=("H", "go there"))
-        hints = [(self.glyphs.keys(key), word) for key, word in self.view.hints(self)]
+        state = self.mirror.state
+        hidden = self.view.needs_requests and state is not None and blocks_only(state)
+        mine = [(":", "commands"), ("e", "export")] if hidden else self.view.hints(self)
+        hints = [(self.glyphs.keys(key), word) for key, word in mine]
         return frame.keys_line(tuple(hints), width)
 
     def _watch(self) -> None:

@@ -35,6 +35,7 @@ COMMANDS: Final[dict[str, str]] = {
     "calibrate": "kvbm_console.cli.calibrate:calibrate",
     "why": "kvbm_console.cli.why:why",
     "doctor": "kvbm_console.cli.doctor:doctor",
+    "conform": "kvbm_console.cli.conform:conform",
     "explore": "kvbm_console.cli.explore:explore",
     "config": "kvbm_console.cli.config:config",
 }

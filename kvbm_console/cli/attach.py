@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 TARGETS_MAX: Final = 16
 """Targets of one console: each costs a connection and the folding of its events."""
-ENGINES: Final = ("http://", "https://", "zmq:", "tcp://")
+ENGINES: Final = ("http://", "https://", "zmq:", "tcp://", "lmcache:")
 """Prefixes of the address of a real engine's event stream."""
 UNATTENDED_SECONDS: Final = 30.0
 """Default run time of a demo without a terminal, because no person is there to stop the demo."""

@@ -47,20 +47,21 @@ class TierRow(msgspec.Struct):
     """Null: an engine does not tell."""
     resident_blocks: int
     """Cached, referenced and writing."""
-    referenced_blocks: int
-    writing_blocks: int
-    hits: int
+    referenced_blocks: int | None
+    """Null, like the counts of writing, hits, lookups, thrash and asked again: only event streams report."""
+    writing_blocks: int | None
+    hits: int | None
     """In prompt blocks."""
-    lookups: int
+    lookups: int | None
     """In prompt blocks."""
     uncertain: bool
     """Reports of an engine were lost."""
     evicted_blocks: int
-    thrash_blocks: int
+    thrash_blocks: int | None
     """Came back within the window after their eviction."""
     thrash_rate: float | None
     """Thrash per evicted block; null without evictions."""
-    asked_again_blocks: int
+    asked_again_blocks: int | None
     """Prompt blocks that the tier had evicted."""
     asked_again_p50_ns: int | None
     """Half of them were asked for again at most so long after their eviction."""
@@ -73,7 +74,8 @@ class Thrash(msgspec.Struct):
     window_ns: int | None
     """Null: unknown."""
     evicted_blocks: int
-    thrash_blocks: int
+    thrash_blocks: int | None
+    """Null: only event streams report."""
     thrash_rate: float | None
 
 
@@ -226,6 +228,14 @@ class PublisherRow(msgspec.Struct):
     restarts: int
     last_batch_ns: int | None
     """Null: no batch yet."""
+    ended: bool
+    """Its engine is gone."""
+    metrics: str | None
+    """Address of the engine's own metrics; null if unknown."""
+    metrics_error: str | None
+    """Why the last reading failed."""
+    measures: dict[str, int]
+    """The engine's own numbers. A number that it does not tell is absent; counters began with the engine."""
 
 
 class PartRow(msgspec.Struct):
@@ -467,6 +477,8 @@ class Exploration(msgspec.Struct):
     cpu_s: float
     pairs: int
     """(state, event) pairs that were seen."""
+    left_out: dict[str, int]
+    """Runs that the engine refuses, by its reason."""
     interrupted: bool
     findings: list[ExploredFinding]
 
@@ -480,6 +492,7 @@ def documents() -> dict[str, Any]:
     from kvbm_console.cli.rec import Indexed
     from kvbm_console.cli.streams import Captured, Imported
     from kvbm_console.client.draining import DrainReport
+    from kvbm_console.engines.conformance.rules import Conformance
     from kvbm_console.engines.dynamo import DynamoImported
     from kvbm_console.planning.calibrate import Calibration
     from kvbm_console.recording.info import RecordingInfo
@@ -499,5 +512,6 @@ def documents() -> dict[str, Any]:
         "rec recover": list[RecoveredRow], "rec index": list[Indexed], "rec diff": Difference, "rec export": Exported,
         "rec import dynamo": DynamoImported, "rec import kv-events": Imported, "rec capture": list[Captured],
         "compare": Comparison, "calibrate": Calibration, "why": Explanation, "doctor": Doctor,
-        "explore vllm": Exploration, "explore leader": Exploration, "config show": Configuration,
+        "conform": list[Conformance], "explore vllm": Exploration, "explore leader": Exploration,
+        "config show": Configuration,
     }

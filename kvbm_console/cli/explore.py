@@ -15,9 +15,9 @@ from kvbm_console.cli.output import number, print_result, progress_line, warn
 from kvbm_console.cli.params import Duration, format_option, options
 from kvbm_console.core.config import SECOND_NS
 from kvbm_console.core.errors import UsageError
-from kvbm_console.explore.scenario import PROFILES
+from kvbm_console.explore.connector_faults import CONNECTOR_FAULTS
+from kvbm_console.explore.scenario import PROFILES_OF
 from kvbm_console.explore.shadow import FAULTS
-from kvbm_console.explore.vllm import CONNECTOR_FAULTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -49,21 +49,22 @@ def explore() -> None:
     """Search an engine and its KV connector for races, deadlocks and leaks."""
 
 
-search_options = options(
-    click.option("--seeds", type=Seeds(), metavar="A:B",
-                 help="Run each profile with these seeds, and nothing else."),
-    click.option("--for", "for_ns", type=FOR, default="60s", show_default=True, metavar="DURATION",
-                 help="How long to search without --seeds."),
-    click.option("--profile", "profiles", multiple=True, type=click.Choice(list(PROFILES)),
-                 help="The kind of load; repeat for more.  [default: all]"),
-    click.option("--workers", type=int, default=None, metavar="N",
-                 help="Processes.  [default: as many as cores]"),
-    click.option("--first", "first_only", is_flag=True, help="End with the first finding."),
-    click.option("--out", type=click.Path(path_type=Path, file_okay=False), metavar="DIR",
-                 help="Write a scenario, a pytest file, an issue text and a recording for each finding."),
-    format_option("text", "json"),
-)
-"""The options that every search has."""
+def search_options(engine: str) -> "Callable[[Callable[..., int]], Callable[..., int]]":
+    """The options that every search has."""
+    return options(
+        click.option("--seeds", type=Seeds(), metavar="A:B",
+                     help="Run each profile with these seeds, and nothing else."),
+        click.option("--for", "for_ns", type=FOR, default="60s", show_default=True, metavar="DURATION",
+                     help="How long to search without --seeds."),
+        click.option("--profile", "profiles", multiple=True, type=click.Choice(PROFILES_OF[engine]),
+                     help="The kind of load; repeat for more.  [default: all]"),
+        click.option("--workers", type=int, default=None, metavar="N",
+                     help="Processes.  [default: as many as cores]"),
+        click.option("--first", "first_only", is_flag=True, help="End with the first finding."),
+        click.option("--out", type=click.Path(path_type=Path, file_okay=False), metavar="DIR",
+                     help="Write a scenario, a pytest file, an issue text and a recording for each finding."),
+        format_option("text", "json"),
+    )
 
 
 @explore.command("vllm")
@@ -73,7 +74,7 @@ search_options = options(
               help="Plant this fault, to see that it is found; repeat for more.")
 @click.option("--python", default=None, metavar="FILE",
               help="The interpreter in whose environment vLLM is installed.  [default: this interpreter]")
-@search_options
+@search_options("vllm")
 def explore_vllm(connector: str, faults: tuple[str, ...], python: str | None, **options: Any) -> int:
     """Drive vLLM's scheduler and connector through random work, without GPU and weights.
 
@@ -86,7 +87,7 @@ def explore_vllm(connector: str, faults: tuple[str, ...], python: str | None, **
 @explore.command("leader")
 @click.option("--fault", "faults", multiple=True, metavar="NAME",
               help="Plant this fault, to see that it is found; repeat for more. REFERENCE.md lists them.")
-@search_options
+@search_options("leader")
 def explore_leader(faults: tuple[str, ...], **options: Any) -> int:
     """Drive this program's own leader and embedded engine through random work, under the same monitors.
 
@@ -112,7 +113,7 @@ def _search(
     if not 1 <= count <= 256:
         raise UsageError(f"--workers must be from 1 to 256, got {count}")
     search = Search(
-        connector=entry, engine=engine, profiles=profiles or tuple(PROFILES), faults=faults, seeds=seeds,
+        connector=entry, engine=engine, profiles=profiles or PROFILES_OF[engine], faults=faults, seeds=seeds,
         processes=count, seconds=for_ns / SECOND_NS, first_only=first_only, tell=_progress(), python=python,
     )
     report = search.run()
@@ -159,6 +160,8 @@ def lines(report: "SearchReport", places: dict[str, Path]) -> list[str]:
         f"{number(report.reads)} block reads checked, {number(report.moved_blocks)} blocks copied, "
         f"{len(report.pairs)} (state, event) pairs seen",
     ]
+    text += [f"{number(count)} runs left out, because the engine refuses the machine: {reason}"
+             for reason, count in report.skipped.items()]
     if report.interrupted:
         text.append("interrupted; these are the findings until then")
     if not report.findings:
@@ -196,7 +199,7 @@ def document(report: "SearchReport", places: dict[str, Path]) -> dict[str, Any]:
     return {
         "release": report.release, "runs": report.runs, "steps": report.steps, "block_reads": report.reads,
         "copied_blocks": report.moved_blocks, "cpu_s": round(report.cpu_s, 3), "pairs": len(report.pairs),
-        "interrupted": report.interrupted,
+        "left_out": dict(report.skipped), "interrupted": report.interrupted,
         "findings": [
             {
                 "signature": finding.signature, "monitor": finding.verdict["monitor"],

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
               help="mooncake:FILE or multiturn[:key=value,...]; without it, engines connect by Feed.")
 @click.option("--engine", "engines", metavar="ADDRESS", multiple=True,
               help="Follow a real engine's KV events: zmq:HOST:PORT[?replay=PORT&topic=NAME&ranks=N&bind=1], or "
-                   "http://HOST:PORT to find them. May be given several times.")
+                   "http://HOST:PORT to find them, or lmcache://HOST:PORT?model=NAME. May be given several times.")
 @click.option("--metrics", metavar="HOST:PORT",
               help="Serve Prometheus metrics at http://HOST:PORT/metrics: totals only, no request is named.")
 @click.option("--otlp", metavar="ENDPOINT",

@@ -13,6 +13,7 @@ import click
 from kvbm_console.cli.output import duration, number, print_json, print_lines, share, table
 from kvbm_console.cli.params import compiled, filter_option, format_option, resolve_target, target_argument
 from kvbm_console.core.errors import ConnectionLost
+from kvbm_console.stream.publishers import measure_texts
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable
@@ -45,6 +46,8 @@ def status(positional: str | None, target: str | None, form: str, expression: st
 def render(document: dict[str, Any]) -> str:
     """The status document for people, in sections with aligned columns; the hits are those since the run began."""
     sections = [_stream(document), _tiers(document["tiers"]), _slots(document["slots"])]
+    if not document["slots"] and document["publishers"]:
+        sections[2] = ["slots are unknown: an event stream names no request"]
     if document["prefetch"]["fetched_blocks"]:
         sections.append([_prefetch(document["prefetch"])])
     if document["transfers"]:
@@ -68,7 +71,16 @@ def _stream(document: dict[str, Any]) -> list[str]:
     else:
         lines.append(f"recorder  {recorder['state']}  written up to event {number(recorder['written_seq'])}  "
                      f"synced up to {number(recorder['synced_seq'])}")
-    return [*lines, *map(_engine, document["engines"])]
+    return [*lines, *map(_engine, document["engines"]), *map(_publisher, document["publishers"])]
+
+
+def _publisher(row: dict[str, Any]) -> str:
+    """A publisher's row: its connection, its losses, and the engine's own numbers."""
+    state = "ended" if row["ended"] else "connected" if row["connected"] else "not connected"
+    lost = f"  {number(row['lost_batches'])} batches lost" if row["lost_batches"] else ""
+    told = "  ".join(text for _, text in measure_texts(row["measures"])) or row["metrics_error"] or (
+        "no number yet" if row["metrics"] else "no metrics address: http://HOST:PORT or metrics=PORT gives one")
+    return f"engine    {row['name']}  {state}{lost}  {told}"
 
 
 def _engine(row: dict[str, Any]) -> str:
@@ -83,10 +95,12 @@ def _tiers(tiers: dict[str, dict[str, Any]]) -> list[str]:
     rows = [
         (name.upper(), number(tier["capacity_blocks"]), number(tier["resident_blocks"]),
          number(tier["referenced_blocks"]), number(tier["writing_blocks"]), number(tier["hits"]),
-         number(tier["lookups"]), share(tier["hits"], tier["lookups"]), number(tier["evicted_blocks"]),
-         share(tier["thrash_blocks"], tier["evicted_blocks"]) if tier["evicted_blocks"] else "")
+         number(tier["lookups"]), "–" if tier["hits"] is None else share(tier["hits"], tier["lookups"]),
+         number(tier["evicted_blocks"]),
+         "–" if tier["thrash_blocks"] is None
+         else share(tier["thrash_blocks"], tier["evicted_blocks"]) if tier["evicted_blocks"] else "")
         for name, tier in tiers.items()
-        if tier["capacity_blocks"] != 0 or tier["hits"]
+        if tier["capacity_blocks"] != 0 or tier["hits"] or tier["resident_blocks"]
     ]
     headings = ("TIER", "CAPACITY", "RESIDENT", "REFERENCED", "WRITING", "HITS", "LOOKUPS", "HIT RATE", "EVICTED",
                 "THRASH")

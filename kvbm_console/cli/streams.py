@@ -6,7 +6,8 @@ Law of this file: an import reports unreadable and missing data, and writes only
 import asyncio
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from kvbm_console.engines.dynamo import DynamoImported
     from kvbm_console.engines.kv_events.address import Publisher
     from kvbm_console.engines.kv_events.capture import Listener
-    from kvbm_console.engines.kv_events.zmq_source import ZmqSource
+    from kvbm_console.engines.kv_events.zmq_source import AnySource
     from kvbm_console.service import LeaderService
 
 SETTLE_BYTES: Final = 8 * 2**20
@@ -222,49 +223,58 @@ async def _capture(
     import anyio
 
     from kvbm_console.engines.kv_events.capture import Listener
-    from kvbm_console.engines.kv_events.zmq_source import ZmqSource, new_context
+    from kvbm_console.engines.kv_events.zmq_source import new_context, source_of
 
     listeners: list[Listener] = []
-    sources: list[ZmqSource] = []
+    sources: list[AnySource] = []
     for publisher in publishers:
         listener = Listener(out if len(publishers) == 1 else out / f"rank{publisher.dp_rank}")
         listeners.append(listener)
-        sources.append(ZmqSource(publisher, _always(listener), on_frame=listener.writer.write))
-    stopped = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for name in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(name, stopped.set)
+        sources.append(source_of(publisher, _always(listener), on_frame=listener.writer.write))
     context = new_context()
     try:
         for source in sources:
             source.open(context)
-        async with anyio.create_task_group() as group:
+        async with anyio.create_task_group() as group, ended_by_signal() as stopped:
             for source in sources:
                 group.start_soon(source.run)
             warn(f"capturing {', '.join(publisher.label for publisher in publishers)} to {out}; ctrl-c ends it")
-            await _tell(listeners, sources, stopped, seconds, batches)
+            await until_over(
+                stopped, seconds,
+                lambda: batches is not None and sum(listener.writer.frames for listener in listeners) >= batches,
+                lambda: _tell(listeners, sources),
+            )
             group.cancel_scope.cancel()
     finally:
         context.destroy(linger=0)
+    return listeners
+
+
+@asynccontextmanager
+async def ended_by_signal() -> AsyncIterator[asyncio.Event]:
+    """An event that ctrl-c and SIGTERM set, in place of their usual effect."""
+    stopped = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for name in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(name, stopped.set)
+    try:
+        yield stopped
+    finally:
         for name in (signal.SIGINT, signal.SIGTERM):
             loop.remove_signal_handler(name)
-    return listeners
 
 
 def _always(listener: "Listener") -> "Callable[[str], Listener]":
     return lambda _topic: listener
 
 
-async def _tell(
-    listeners: "list[Listener]", sources: "list[ZmqSource]", stopped: asyncio.Event, seconds: float | None,
-    batches: int | None,
+async def until_over(
+    stopped: asyncio.Event, seconds: float | None, done: Callable[[], bool], tell: Callable[[], None]
 ) -> None:
-    """Print a line on stderr each second until ``seconds`` or ``batches`` are over."""
+    """Wait until ``stopped``, until ``seconds`` are over or until ``done``; call ``tell`` each second."""
     ends = None if seconds is None else time.monotonic() + seconds
     told = time.monotonic()
-    while not stopped.is_set():
-        if batches is not None and sum(listener.writer.frames for listener in listeners) >= batches:
-            return
+    while not stopped.is_set() and not done():
         left = 0.05 if ends is None else min(0.05, ends - time.monotonic())
         if left <= 0:
             return
@@ -275,10 +285,15 @@ async def _tell(
             pass
         if time.monotonic() - told >= LINE_EVERY_S:
             told = time.monotonic()
-            for listener, source in zip(listeners, sources, strict=True):
-                listener.writer.flush()
-                state = "connected" if source.status.connected else "not connected"
-                warn(f"{source.publisher.label}  {state}, {number(listener.writer.frames)} frames, {_blocks(listener)}")
+            tell()
+
+
+def _tell(listeners: "list[Listener]", sources: "list[AnySource]") -> None:
+    """Print the progress of a capture on stderr."""
+    for listener, source in zip(listeners, sources, strict=True):
+        listener.writer.flush()
+        state = "connected" if source.status.connected else "not connected"
+        warn(f"{source.publisher.label}  {state}, {number(listener.writer.frames)} frames, {_blocks(listener)}")
 
 
 def _unread(listener: "Listener") -> int:

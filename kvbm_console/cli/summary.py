@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from kvbm_console.cli.output import duration, number, share
-from kvbm_console.core.ids import Authority, SlotState
+from kvbm_console.core.ids import Authority, Measure, SlotState
 from kvbm_console.core.state import CacheState
+from kvbm_console.stream.publishers import measure_texts
 
 
 def summary_text(document: Mapping[str, Any]) -> str:
@@ -62,10 +63,16 @@ def _stream_line(state: CacheState) -> str:
         doubt = doubt or pool.info.source in state.lost_sources
         media[pool.info.medium] = (blocks + pool.resident_blocks, doubt)
     tiers = "  ".join(f"{medium} {number(blocks)}{'?' if doubt else ''}" for medium, (blocks, doubt) in media.items())
+    numbers: dict[str, int] = {}
+    for known in state.measured.values():
+        for measure in (Measure.QUERY_TOKENS, Measure.HIT_TOKENS, Measure.RUNNING, Measure.WAITING):
+            if measure in known.values:
+                numbers[measure.label] = numbers.get(measure.label, 0) + known.values[measure]
+    told = "".join(f"  {text}" for _, text in measure_texts(numbers))
     lost = f"  reports lost from {len(state.lost_sources)} publishers" if state.lost_sources else ""
     return (
         f"{state.at_ns / 1e9:6.1f}s  {number(state.seq)} events  blocks: {tiers or 'none yet'}  "
-        f"evicted {number(sum(state.totals.evicted_blocks))}{lost}"
+        f"evicted {number(sum(state.totals.evicted_blocks))}{told}{lost}"
     )
 
 

@@ -124,6 +124,8 @@ def _describe(event: ev.AnyEvent, state: CacheState | None) -> str:
             return f"{_tier(state, event.pool)} {_ids(event.ids)} to {_slots(event.slots)}{reused}{external}"
         case ev.DeviceBlocksReleased():
             return f"{_ids(event.ids)}, {event.why.label}"
+        case ev.DeviceBlocksReplaced():
+            return f"{_ids(event.ids)} from block {event.first} on, instead of its own copies"
         case ev.BlocksFilled():
             return f"{_tier(state, event.pool)} {_ids(event.ids)} of {_slots(event.slots)}"
         case ev.BlocksEvicted():
@@ -134,7 +136,8 @@ def _describe(event: ev.AnyEvent, state: CacheState | None) -> str:
         case ev.BlocksDropped():
             return f"{_tier(state, event.pool)} {_ids(event.ids)}, op {event.operation}, {event.why.label}"
         case ev.CandidatePlanned():
-            return f"candidate {event.candidate} {event.route.label}, {_blocks(len(event.hashes) // 8)}"
+            whose = f" of {event.request}" if event.request else ""
+            return f"candidate {event.candidate} {event.route.label}, {_blocks(len(event.hashes) // 8)}{whose}"
         case ev.CandidateEnqueued():
             return f"candidate {event.candidate}"
         case ev.CandidateEvaluated():
@@ -145,7 +148,8 @@ def _describe(event: ev.AnyEvent, state: CacheState | None) -> str:
         case ev.CandidatePromoted():
             return f"candidate {event.candidate} is op {event.operation}, {_ids(event.targets)}"
         case ev.OperationStarted():
-            return f"op {event.operation}"
+            size = "" if event.size_bytes is None else f", {event.size_bytes:,} bytes"
+            return f"op {event.operation}" + (f", {_blocks(event.blocks)}{size}" if event.blocks else "")
         case ev.OperationReported():
             return f"op {event.operation} rank {event.rank}, {'ok' if event.ok else 'failed: ' + event.error}"
         case ev.CandidateEnded():
@@ -215,5 +219,15 @@ def _describe(event: ev.AnyEvent, state: CacheState | None) -> str:
             return f"prefetch {'is limited to probes' if event.limited else 'is free again'}, {share}"
         case ev.ContentMismatched():
             return mismatch(event)
+        case ev.EngineMeasured():
+            values = zip(event.measures, event.values, strict=True)
+            told = ", ".join(f"{measure.label} {value:,}" for measure, value in values)
+            return f"source {event.source}: {told or 'its metrics cannot be read'}"
+        case ev.ConnectorMeasured():
+            longest = max(zip(event.longest_ns, event.methods, strict=True), default=None)
+            at_most = "" if longest is None else f", longest {longest[1]} {longest[0] / 1e6:.1f} ms"
+            return f"source {event.source}, {sum(event.calls):,} calls of connectors{at_most}"
+        case ev.CallBlocked():
+            return f"{event.connector}.{event.method} blocked the engine for {event.took_ns / 1e6:.1f} ms"
         case _:
             assert_never(event)

@@ -22,6 +22,7 @@ from kvbm_console.core.ids import (
     EvictRule,
     FinishReason,
     HoldEnd,
+    Measure,
     MissReason,
     Note,
     OnTimeout,
@@ -38,11 +39,11 @@ from kvbm_console.core.ids import (
 
 KIND_NUMBER_BASE: Final = 100
 """The number of a kind in the messages of the wire is this plus its msgpack tag."""
-SCHEMA_ID: Final = 1
+SCHEMA_ID: Final = 4
 """Version of events and stimuli that a batch carries, so that a reader can say why it cannot read one."""
-FORMAT_MINOR: Final = 3
+FORMAT_MINOR: Final = 6
 """Minor version of recordings, which older readers may read and pass new things over."""
-PROTOCOL_MINOR: Final = 2
+PROTOCOL_MINOR: Final = 5
 """Minor version of the wire. A new kind or field raises all three; ``make proto`` refuses it otherwise."""
 NOTHING_RETURNED: Final = (0, 0, 0, 0)
 
@@ -61,7 +62,8 @@ class Event(msgspec.Struct, array_like=True, gc=False, tag=0):
 class PoolKnown(Event, tag=1):
     """A pool exists under this index. ``source`` is the index of the engine that it belongs to, 0 for the leader's.
 
-    A pool of an engine that ended may have had the index before: that pool is forgotten.
+    A pool of an engine that ended may have had the index before: that pool is forgotten. ``silent``: the engine does
+    not tell the content of the pool, so its content is unknown until a ``BlocksSeen`` names it.
     """
 
     pool: int
@@ -73,6 +75,7 @@ class PoolKnown(Event, tag=1):
     capacity_blocks: int | None
     block_tokens: int
     authority: Authority
+    silent: bool = False
 
 
 class SlotOpened(Event, tag=2):
@@ -243,7 +246,8 @@ class CandidatePlanned(Event, tag=16):
     """The intent to move blocks along a route, of a slot or (cached blocks that no live slot owns) of a pool.
 
     ``hashes`` name the content. ``targets`` are the device blocks to load into, empty for an offload. ``first_block``
-    is the prompt index of the first block, None when the slot is None.
+    is the prompt index of the first block, None when the slot is None. A watched engine copies blocks of ``request``
+    that its slot does not wait for. ``for_slot`` is that slot, which may have ended.
     """
 
     candidate: int
@@ -252,6 +256,8 @@ class CandidatePlanned(Event, tag=16):
     hashes: Hashes
     targets: Ids
     first_block: int | None
+    for_slot: int | None = None
+    request: str = ""
 
 
 class CandidateEnqueued(Event, tag=17):
@@ -299,9 +305,15 @@ class CandidatePromoted(Event, tag=20):
 
 
 class OperationStarted(Event, tag=21):
-    """The mover began to copy."""
+    """The mover began to copy.
+
+    The connector of a watched engine tells the size of its copy: all ``blocks``, of every group of layers, and
+    ``size_bytes``. Else they are 0 and None.
+    """
 
     operation: int
+    blocks: int = 0
+    size_bytes: int | None = None
 
 
 class OperationReported(Event, tag=22):
@@ -500,12 +512,28 @@ class InvariantViolated(Event, tag=40):
 
 
 class BlocksSeen(Event, tag=41):
-    """An engine's event stream: blocks stored and removed, by hash, in a pool of authority ``stream``."""
+    """An engine's event stream: blocks stored and removed, by hash, in a pool of authority ``stream``.
+
+    ``stored`` is a row of chains: ``chains[i]`` blocks continue the block ``parents[i]``, 0 for the beginning of a
+    prompt. Both are empty if unknown. The blocks at ``marked`` have more facts: ``contents`` are digests of their
+    tokens alone, 0 if unknown, and ``contexts`` name LoRA, salt, images and session.
+
+    ``again_blocks[i]`` stored blocks had been evicted here, less than ``again_within_ns[i]`` and
+    ``again_within_blocks[i]`` further evictions before.
+    """
 
     pool: int
     stored: Hashes
     removed: Hashes
     cleared: bool
+    chains: Indices = b""
+    parents: Hashes = b""
+    marked: Indices = b""
+    contents: Hashes = b""
+    contexts: tuple[str, ...] = ()
+    again_within_ns: tuple[int, ...] = ()
+    again_within_blocks: tuple[int, ...] = ()
+    again_blocks: tuple[int, ...] = ()
 
 
 class SourceLost(Event, tag=42):
@@ -605,6 +633,59 @@ class ContentMismatched(Event, tag=50):
     taken: str
 
 
+class EngineMeasured(Event, tag=51):
+    """An engine's own metrics: ``measures[i]`` is ``values[i]``. They replace all earlier values of the source.
+
+    A number that the engine does not tell is absent. Without any number the engine's metrics cannot be read.
+    """
+
+    source: int
+    measures: tuple[Measure, ...]
+    values: tuple[int, ...]
+
+
+class DeviceBlocksReplaced(Event, tag=52):
+    """The slot uses these places from block ``first`` on, and gave up its own copies of the same content.
+
+    An engine whose cache keeps each content once does this when two requests have computed the same blocks.
+    """
+
+    slot: int
+    first: int
+    ids: Ids
+
+
+class ConnectorMeasured(Event, tag=53):
+    """What the connector of a watched engine has cost and reported since the engine began.
+
+    ``calls[i]`` calls of ``methods[i]`` of ``connectors[i]`` took ``total_ns[i]`` together and ``longest_ns[i]`` at
+    most. ``stats[i]`` is a figure of the connector's own statistics, under its own name, with ``values[i]``.
+    """
+
+    source: int
+    connectors: tuple[str, ...]
+    methods: tuple[str, ...]
+    calls: tuple[int, ...]
+    total_ns: tuple[int, ...]
+    longest_ns: tuple[int, ...]
+    stats: tuple[str, ...]
+    values: tuple[float, ...]
+
+
+class CallBlocked(Event, tag=54):
+    """A call of an engine into its connector took ``took_ns``, and the engine formed no step meanwhile.
+
+    ``request`` is the request of the call, empty if the call is about no request. ``slot`` is None if it is not live.
+    """
+
+    slot: int | None
+    source: int
+    request: str
+    connector: str
+    method: str
+    took_ns: int
+
+
 class UnknownKind(Event, tag=-1):
     """An event of a kind that this program does not know: a newer minor version wrote it.
 
@@ -624,6 +705,6 @@ AnyEvent = (
     | BreakpointsChanged | BreakpointHit | SlotHeld | HoldParked | HoldReleased | HoldDenied | LeaseChanged
     | ResetBegun | ResetDone | DrainBegun | StimulusRejected | CompletionRefused | InvariantViolated | BlocksSeen
     | SourceLost | Noted | BlocksQuarantined | BreakpointStopped | SlotCaptured | Frozen | Thawed
-    | PrefetchLimited | ContentMismatched
+    | PrefetchLimited | ContentMismatched | EngineMeasured | DeviceBlocksReplaced | ConnectorMeasured | CallBlocked
 )
 """The closed union of events; decoding a batch is ``msgspec.msgpack.Decoder(list[AnyEvent])``."""

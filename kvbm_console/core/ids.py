@@ -315,6 +315,48 @@ class Note(Word):
     VERDICT = 8
 
 
+class Measure(Word):
+    """A number of an engine's own metrics page. Counters began with the engine, RECENT ones with the last minute."""
+
+    CAPACITY_BLOCKS = 0
+    """Blocks that the device can hold."""
+    USED_PPM = 1
+    """Share of the device's blocks that live requests use, in millionths."""
+    RUNNING = 2
+    WAITING = 3
+    PREEMPTIONS = 4
+    QUERY_TOKENS = 5
+    """Prompt tokens that were looked up on the device."""
+    HIT_TOKENS = 6
+    """Prompt tokens that were found there."""
+    BELOW_QUERY_TOKENS = 7
+    """Prompt tokens that were looked up below the device, in a connector or a host tier."""
+    BELOW_HIT_TOKENS = 8
+    FIRST_TOKENS = 9
+    """Requests that got their first token."""
+    FIRST_TOKEN_NS = 10
+    """Mean time from a request to its first token, over the last minute."""
+    RECENT_NS = 11
+    """The time that the RECENT counters cover."""
+    RECENT_QUERY_TOKENS = 12
+    RECENT_HIT_TOKENS = 13
+    RECENT_BELOW_QUERY_TOKENS = 14
+    RECENT_BELOW_HIT_TOKENS = 15
+    HOST_CAPACITY_BLOCKS = 16
+    HOST_USED_BLOCKS = 17
+    OFFLOADED_BLOCKS = 18
+    """Blocks that were copied from the device to the host."""
+    ONBOARDED_BLOCKS = 19
+    """Blocks that were copied from the host to the device."""
+
+
+COUNTERS: Final = frozenset({
+    Measure.PREEMPTIONS, Measure.QUERY_TOKENS, Measure.HIT_TOKENS, Measure.BELOW_QUERY_TOKENS, Measure.BELOW_HIT_TOKENS,
+    Measure.FIRST_TOKENS, Measure.OFFLOADED_BLOCKS, Measure.ONBOARDED_BLOCKS,
+})
+"""Measures that only grow while an engine lives."""
+
+
 for _word in Word.__subclasses__():
     for _member in _word:
         # Python 3.11 finds a member by a descriptor written in Python, which takes twice as long as an attribute.

@@ -200,6 +200,10 @@ class CandidateFacts(msgspec.Struct, array_like=True):
     evaluated_ns: int | None = None
     promoted_ns: int | None = None
     started_ns: int | None = None
+    for_slot: int | None = None
+    """The slot whose blocks a watched engine copies without its waiting; it may have ended."""
+    request: str = ""
+    """The request of ``for_slot``."""
 
 
 class OperationFacts(msgspec.Struct, array_like=True):
@@ -219,8 +223,25 @@ class OperationFacts(msgspec.Struct, array_like=True):
     failed: set[int] = set()
     """Indices of blocks that some rank could not copy."""
     error: str = ""
+    told_blocks: int = 0
+    """Blocks that the connector of a watched engine copies, of all groups of layers; 0 when it does not tell."""
+    size_bytes: int | None = None
+    """Bytes that it copies; None when it does not tell."""
 
     @property
     def blocks(self) -> int:
         """How many blocks the operation copies. A pool that is known by hash alone names no places on its side."""
-        return max(len(self.sources), len(self.targets))
+        return self.told_blocks or max(len(self.sources), len(self.targets))
+
+
+class ConnectorFacts(msgspec.Struct, array_like=True, frozen=True):
+    """The connectors of a watched engine, since the engine began: the fields of ``ConnectorMeasured``."""
+
+    connectors: tuple[str, ...]
+    methods: tuple[str, ...]
+    calls: tuple[int, ...]
+    total_ns: tuple[int, ...]
+    longest_ns: tuple[int, ...]
+    stats: tuple[str, ...]
+    values: tuple[float, ...]
+    at_ns: int

@@ -10,12 +10,13 @@ from typing import Any, Final
 import msgspec
 import xxhash
 
+from kvbm_console.core.chains import LIVES, BlockMark, Chains
 from kvbm_console.core.errors import FoldError
 from kvbm_console.core.holds import BreakpointFacts, FreezeFacts, HoldFacts
-from kvbm_console.core.ids import EMPTY_HASH, Authority, Tier, WaitPoint
-from kvbm_console.core.slots import CandidateFacts, OperationFacts, SlotFacts
+from kvbm_console.core.ids import EMPTY_HASH, Authority, Measure, Tier, WaitPoint
+from kvbm_console.core.slots import CandidateFacts, ConnectorFacts, OperationFacts, SlotFacts
 from kvbm_console.core.state import CacheState, Totals
-from kvbm_console.core.tiers import PoolFacts, PoolInfo
+from kvbm_console.core.tiers import EngineFacts, PoolFacts, PoolInfo
 
 FACTS_VERSION: Final = 1
 PACKED_VERSION: Final = 2
@@ -26,6 +27,14 @@ _NUMBERS: Final = (
 )
 
 
+class _Chains(msgspec.Struct, array_like=True):
+    parent_of: bytes
+    marks: list[tuple[int, BlockMark]]
+    lived: list[int]
+    again: list[tuple[tuple[int, int], int]]
+    stored_blocks: int = 0
+
+
 class _Pool(msgspec.Struct, array_like=True):
     info: tuple[int, int, int, int, int, str, int | None, int, int]
     hash_of: bytes
@@ -34,6 +43,8 @@ class _Pool(msgspec.Struct, array_like=True):
     stored_at: bytes
     copies: list[tuple[int, list[int]]]
     quarantined: list[tuple[int, list[int]]]
+    chains: _Chains | None = None
+    silent: bool = False
 
 
 class _Facts(msgspec.Struct, array_like=True):
@@ -51,6 +62,8 @@ class _Facts(msgspec.Struct, array_like=True):
     lost_sources: list[tuple[int, int]]
     totals: Totals
     frozen: FreezeFacts | None = None
+    measured: list[tuple[int, int, list[tuple[Measure, int]], int, list[tuple[Measure, int]]]] = []
+    connectors: list[tuple[int, ConnectorFacts]] = []
 
 
 _ENCODER: Final = msgspec.msgpack.Encoder(order="deterministic")
@@ -64,6 +77,15 @@ def _pack_pool(pool: PoolFacts) -> _Pool:
          info.block_tokens, info.authority),
         pool.hash_of.tobytes(), bytes(pool.content), pool.refs.tobytes(), pool.stored_at.tobytes(),
         [(key, pool.places_of(key)) for key in sorted(pool.copies)], sorted(pool.quarantined.items()),
+        _pack_chains(pool), pool.silent,
+    )
+
+
+def _pack_chains(pool: PoolFacts) -> _Chains | None:
+    chains = pool.chains
+    return None if chains is None else _Chains(
+        chains.parent_of.tobytes(), sorted(chains.marks.items()), chains.lived, sorted(chains.again.items()),
+        chains.stored_blocks,
     )
 
 
@@ -84,8 +106,22 @@ def _unpack_pool(packed: _Pool) -> PoolFacts:
         pool.by_hash[key] = places[0]
         pool.copies[key] = places[1:]
     pool.quarantined = dict(packed.quarantined)
+    pool.silent = packed.silent
     pool.counts = pool.walk()
+    if pool.chains is not None:
+        _unpack_chains(pool, pool.chains, packed.chains)
     return pool
+
+
+def _unpack_chains(pool: PoolFacts, chains: Chains, packed: _Chains | None) -> None:
+    if packed is None:  # written before the parents of blocks were kept
+        chains.grow(len(pool))
+        return
+    if len(packed.parent_of) != 8 * len(pool) or len(packed.lived) != LIVES:
+        raise FoldError(f"pool {pool.info.pool} of the snapshot has columns of different lengths")
+    chains.parent_of = array("Q", packed.parent_of)
+    chains.marks, chains.lived, chains.again = dict(packed.marks), packed.lived, dict(packed.again)
+    chains.stored_blocks = packed.stored_blocks
 
 
 def encode_facts(state: CacheState) -> bytes:
@@ -98,6 +134,9 @@ def encode_facts(state: CacheState) -> bytes:
             list(state.holds.values()),
             list(state.breakpoints.values()), state.leases,
             sorted(state.lost_sources.items()), state.totals, state.frozen,
+            [(source, known.at_ns, list(known.values.items()), known.first_ns, list(known.first.items()))
+             for source, known in sorted(state.measured.items())],
+            sorted(state.connectors.items()),
         )
     )
 
@@ -129,7 +168,12 @@ def _unpack(facts: _Facts) -> CacheState:
     state.leases = facts.leases
     state.lost_sources = dict(facts.lost_sources)
     state.totals = facts.totals
+    state.measured = {
+        source: EngineFacts(at_ns, dict(values), first_ns, dict(first))
+        for source, at_ns, values, first_ns, first in facts.measured
+    }
     state.frozen = facts.frozen
+    state.connectors = dict(facts.connectors)
     state.slot_of = {slot.request: slot.slot for slot in state.slots.values()}
     state.standing = {
         state.slots[hold.slot].request for hold in state.holds.values() if hold.point is WaitPoint.SCHEDULE

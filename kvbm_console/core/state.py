@@ -15,17 +15,19 @@ from kvbm_console.core.folding import APPLY
 from kvbm_console.core.holds import BreakpointFacts, FreezeFacts, HoldFacts
 from kvbm_console.core.ids import (
     AGE_BOUNDS_NS,
+    Authority,
     CandidateStatus,
     Condition,
     FinishReason,
     HoldEnd,
+    Measure,
     Route,
     SkipReason,
     Suspend,
     Tier,
 )
-from kvbm_console.core.slots import CandidateFacts, OperationFacts, SlotFacts
-from kvbm_console.core.tiers import GONE, PoolFacts
+from kvbm_console.core.slots import CandidateFacts, ConnectorFacts, OperationFacts, SlotFacts
+from kvbm_console.core.tiers import GONE, EngineFacts, PoolFacts
 
 
 class Totals(msgspec.Struct, array_like=True):
@@ -71,6 +73,17 @@ class Totals(msgspec.Struct, array_like=True):
     """How often prefetch was limited to probes because too few of the fetched blocks were used."""
     prefetch_limited: bool = False
     """True if prefetch is limited now."""
+    sized_blocks: dict[str, int] = msgspec.field(default_factory=dict)
+    """Of ``moved_blocks``, those whose bytes the connector of a watched engine told."""
+    moved_bytes: dict[str, int] = msgspec.field(default_factory=dict)
+    """Bytes of ``sized_blocks``, by the label of their route."""
+
+    def bytes_moved(self, label: str, block_bytes: int | None) -> int | None:
+        """Bytes that were copied along a route. A block whose bytes were not told has ``block_bytes``; the result is
+        None if these are unknown, too."""
+        rest = self.moved_blocks.get(label, 0) - self.sized_blocks.get(label, 0)
+        told = self.moved_bytes.get(label, 0)
+        return told if not rest else None if block_bytes is None else told + rest * block_bytes
 
     def prefetch_precision(self) -> float | None:
         """Share of the blocks fetched ahead that a lookup found; None where nothing was fetched."""
@@ -117,6 +130,10 @@ class CacheState:
         self.lost_sources: dict[int, int] = {}
         """Sources of which reports were lost since they were last known whole: how often, ``GONE`` or
         ``REPLACEABLE`` for a source that ended. Their counts are no facts."""
+        self.measured: dict[int, EngineFacts] = {}
+        """The metrics of the engines that tell them, by source."""
+        self.connectors: dict[int, ConnectorFacts] = {}
+        """Source to the last report of its connectors."""
         self.totals = Totals()
         self.next_slot = 0
         self.next_candidate = 0
@@ -151,6 +168,24 @@ class CacheState:
             return hits
         size = self.pools[slot.device_pool].info.block_tokens
         return hits[0] * size, hits[1] * size, hits[2] * size, hits[3] * size
+
+    @property
+    def streams_only(self) -> bool:
+        """True if only event streams report, which name blocks and no requests."""
+        if self.slots or self.totals.slots_opened:
+            return False
+        engines = {pool.info.authority for pool in self.pools if pool.info.source}
+        return engines == {Authority.STREAM} or (not engines and bool(self.measured))
+
+    def capacity_of(self, pool: PoolFacts) -> int | None:
+        """Places of a pool. A stream's pool has the number of its engine's metrics, if no other group shares it."""
+        info = pool.info
+        known = self.measured.get(info.source)
+        measure = {Tier.G1: Measure.CAPACITY_BLOCKS, Tier.G2: Measure.HOST_CAPACITY_BLOCKS}.get(info.tier)
+        if info.capacity_blocks is not None or known is None or measure is None:
+            return info.capacity_blocks
+        alike = [other for other in self.pools if (other.info.source, other.info.tier) == (info.source, info.tier)]
+        return known.values.get(measure) if len(alike) == 1 else None
 
     def living(self, pools: Sequence[PoolFacts]) -> Sequence[PoolFacts]:
         """Those of engines that go on; all of them where every engine ended, so that the last stays readable."""

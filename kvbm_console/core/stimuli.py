@@ -14,7 +14,17 @@ from typing import Final
 import msgspec
 
 from kvbm_console.core.config import BreakpointSpec
-from kvbm_console.core.ids import Authority, FinishReason, Note, ResetMode, Site, SlotState, Tier
+from kvbm_console.core.ids import (
+    Authority,
+    CandidateStatus,
+    FinishReason,
+    Measure,
+    Note,
+    ResetMode,
+    Site,
+    SlotState,
+    Tier,
+)
 
 
 class Stimulus(msgspec.Struct, array_like=True, gc=False, tag=0):
@@ -30,7 +40,8 @@ class Stimulus(msgspec.Struct, array_like=True, gc=False, tag=0):
 
 
 class PoolDeclared(Stimulus, tag=1):
-    """A pool exists. ``capacity_blocks`` is None when the engine does not tell."""
+    """A pool exists. ``capacity_blocks`` is None when the engine does not tell. ``silent``: nor does the engine tell
+    which blocks are in the pool."""
 
     dp_rank: int
     group: int
@@ -39,6 +50,7 @@ class PoolDeclared(Stimulus, tag=1):
     capacity_blocks: int | None
     block_tokens: int
     authority: Authority
+    silent: bool = False
 
 
 class RequestArrived(Stimulus, tag=2):
@@ -64,12 +76,16 @@ class BlocksAllocated(Stimulus, tag=4):
     """``update_state_after_alloc``: block ids appended to the request, in order, and ``external_tokens`` that will be
     loaded.
 
-    At an admission the ids start with the reused prefix blocks. A second call with 0 external tokens is normal.
+    At an admission the ids start with the reused prefix blocks. A second call with 0 external tokens is normal. A
+    watched engine reports the start of the load by ``CopyBegun`` if ``awaits_start`` is set. ``found`` has the external
+    tokens that came from G2, G3 and G4; it is empty if the connector does not tell.
     """
 
     request: str
     block_ids: bytes
     external_tokens: int
+    awaits_start: bool = False
+    found: tuple[int, ...] = ()
 
 
 class IterationScheduled(Stimulus, tag=5):
@@ -175,7 +191,10 @@ class BlocksReported(Stimulus, tag=13):
     """An engine's event stream told of blocks stored in and removed from a pool, by hash; ``cleared`` empties it.
 
     The device of a watched engine has ``places`` (an int32 column). Without ``stored`` these were given out, so their
-    content is evicted for ``request``. With ``stored`` they hold these hashes.
+    content is evicted for ``request``. With ``stored`` they hold these hashes. With ``stored`` and ``request`` they are
+    the next full blocks of this request, as a lookup finds them from now on.
+
+    The columns from ``chains`` on concern an event stream and are those of ``BlocksSeen``.
     """
 
     pool: int
@@ -184,6 +203,14 @@ class BlocksReported(Stimulus, tag=13):
     cleared: bool
     places: bytes = b""
     request: str = ""
+    chains: bytes = b""
+    parents: bytes = b""
+    marked: bytes = b""
+    contents: bytes = b""
+    contexts: tuple[str, ...] = ()
+    again_within_ns: tuple[int, ...] = ()
+    again_within_blocks: tuple[int, ...] = ()
+    again_blocks: tuple[int, ...] = ()
 
 
 class SourceGapped(Stimulus, tag=14):
@@ -201,6 +228,13 @@ class SourceRestarted(Stimulus, tag=15):
 
     gone: bool = False
     replaceable: bool = False
+
+
+class MeasuresReported(Stimulus, tag=41):
+    """An engine's own metrics, or none if they cannot be read any more (``EngineMeasured``)."""
+
+    measures: tuple[Measure, ...]
+    values: tuple[int, ...]
 
 
 # --- from an engine that is only watched (``Authority.OBSERVED``) ---
@@ -226,6 +260,51 @@ class CopiesObserved(Stimulus, tag=39):
     sent: tuple[str, ...]
     failed: tuple[str, ...]
     failed_ids: bytes
+
+
+class CopyBegun(Stimulus, tag=42):
+    """A connector ordered a copy from one pool to another. ``copy`` is its number, which ``CopyEnded`` repeats.
+
+    A load into the device is the load of the allocation of ``request``. ``hashes`` are the blocks as far as their
+    content is known, and ``blocks`` is the number of all blocks. ``size_bytes`` is None if the size is unknown.
+    """
+
+    copy: int
+    request: str
+    source_pool: int
+    target_pool: int
+    hashes: bytes
+    blocks: int
+    size_bytes: int | None
+
+
+class CopyEnded(Stimulus, tag=43):
+    """A connector's copy ended as ``status``: completed, failed or cancelled."""
+
+    copy: int
+    status: CandidateStatus
+
+
+class ConnectorReported(Stimulus, tag=44):
+    """The calls of the connectors of an engine and their own statistics, since the engine began: see
+    ``ConnectorMeasured``."""
+
+    connectors: tuple[str, ...]
+    methods: tuple[str, ...]
+    calls: tuple[int, ...]
+    total_ns: tuple[int, ...]
+    longest_ns: tuple[int, ...]
+    stats: tuple[str, ...]
+    values: tuple[float, ...]
+
+
+class CallReported(Stimulus, tag=45):
+    """A call into a connector blocked its engine for long: see ``CallBlocked``."""
+
+    request: str
+    connector: str
+    method: str
+    took_ns: int
 
 
 class MismatchReported(Stimulus, tag=40):
@@ -389,7 +468,8 @@ AnyStimulus = (
     | RequestPreempted | RequestCloned | RequestFinished | TransferStarted | TransferFinished | TransferFailed
     | BlocksReported | SourceGapped | SourceRestarted | BreakpointsReplaced | HoldContinued | SlotStepped | Disarmed
     | LeaseGranted | LeaseLost | DeadlinePassed | ResetRequested | DrainRequested | NoteReported
-    | LookupObserved | CopiesObserved | MismatchReported
+    | LookupObserved | CopiesObserved | CopyBegun | CopyEnded | ConnectorReported | CallReported | MismatchReported
+    | MeasuresReported
     | CallAnnounced | PipelineStepped | RunForRequested | CandidateSkipRequested | FreezeRequested | ThawRequested
     | BreakpointOverran
 )
@@ -427,7 +507,12 @@ ENTRY_POINTS: Final[dict[type[Stimulus], str]] = {
     CallAnnounced: "call_announced",
     LookupObserved: "lookup_observed",
     CopiesObserved: "copies_observed",
+    CopyBegun: "copy_begun",
+    CopyEnded: "copy_ended",
+    ConnectorReported: "connector_reported",
+    CallReported: "call_reported",
     MismatchReported: "mismatch_reported",
+    MeasuresReported: "measures_reported",
     PipelineStepped: "step_pipeline",
     RunForRequested: "run_for",
     CandidateSkipRequested: "skip_candidate",

@@ -36,9 +36,10 @@ from typing import Final
 
 import msgspec
 
+from kvbm_console.core.chains import Chains
 from kvbm_console.core.columns import gather, prefix_of
 from kvbm_console.core.errors import FoldError
-from kvbm_console.core.ids import EMPTY_HASH, Authority, Condition, Tier
+from kvbm_console.core.ids import EMPTY_HASH, Authority, Condition, Measure, Tier
 
 FREE: Final = 0
 WRITING: Final = 1
@@ -69,6 +70,20 @@ class PoolInfo(msgspec.Struct, frozen=True):
     authority: Authority
 
 
+class EngineFacts(msgspec.Struct, array_like=True):
+    """The numbers that an engine told last on its own metrics page, and when; and the first of this incarnation."""
+
+    at_ns: int
+    values: dict[Measure, int]
+    first_ns: int
+    first: dict[Measure, int]
+
+    def since(self, measure: Measure) -> int | None:
+        """The growth of a counter since the first numbers; None if unknown."""
+        now, first = self.values.get(measure), self.first.get(measure)
+        return None if now is None or first is None else now - first
+
+
 class PoolFacts:
     """The places of one pool as columns. Only ``CacheState.apply`` writes them.
 
@@ -80,8 +95,8 @@ class PoolFacts:
     """
 
     __slots__ = (
-        "by_hash", "content", "copies", "counts", "hash_of", "info", "quarantined", "refs", "spare", "spare_from",
-        "stored_at",
+        "by_hash", "chains", "content", "copies", "counts", "hash_of", "info", "quarantined", "refs", "silent", "spare",
+        "spare_from", "stored_at",
     )
 
     def __init__(self, info: PoolInfo) -> None:
@@ -94,6 +109,12 @@ class PoolFacts:
         self.by_hash: dict[int, int] = {}
         self.copies: dict[int, list[int]] = {}
         self.quarantined: dict[int, list[int]] = {}
+        self.chains = Chains() if info.authority is Authority.STREAM else None
+        """The parents and lives of the blocks that a stream describes."""
+        if self.chains is not None:
+            self.chains.grow(places)
+        self.silent = False
+        """True while the engine has not told which blocks are here, so that no count of them is known."""
         self.counts = [places, 0, 0, 0, 0]
         """Places by ``Condition``, kept up to date by the methods below and recounted by the audit."""
         self.spare: list[int] | None = None
@@ -186,6 +207,8 @@ class PoolFacts:
             self.content.extend(bytes(grow))
             self.refs.frombytes(bytes(4 * grow))
             self.stored_at.frombytes(bytes(8 * grow))
+            if self.chains is not None:
+                self.chains.grow(len(self.content))
             self.counts[Condition.EMPTY] += grow
 
     def recount(self, block: int, before: Condition) -> None:
@@ -301,10 +324,14 @@ class PoolFacts:
         self.hash_of[block] = EMPTY_HASH
         self.content[block] = FREE
         self.stored_at[block] = 0
+        if self.chains is not None:
+            self.chains.parent_of[block] = 0
         if not sequence_hash:
             return
         if sequence_hash not in copies:
             del self.by_hash[sequence_hash]
+            if self.chains is not None:
+                self.chains.marks.pop(sequence_hash, None)
             return
         others = copies[sequence_hash]
         if self.by_hash[sequence_hash] == block:
@@ -323,6 +350,8 @@ class PoolFacts:
         self.stored_at = array("q", bytes(8 * places))
         self.by_hash.clear()
         self.copies.clear()
+        if self.chains is not None:
+            self.chains.clear()
         self.spare = None
         self.counts = [places - len(self.quarantined), 0, 0, 0, len(self.quarantined)]
 
@@ -362,24 +391,37 @@ def take_free(pool: PoolFacts, count: int) -> list[int]:
     return [*reused, *fresh]
 
 
-def forget_copy(pool: PoolFacts, sequence_hash: int) -> bool:
-    """Remove the latest of the copies of this hash; False if there was none. O(log places), however many there are."""
-    first = pool.by_hash.get(sequence_hash)
-    if first is None:
-        return False
-    others = pool.copies.get(sequence_hash)
-    if others is None:
-        block = first
-        del pool.by_hash[sequence_hash]
-    else:
-        block = others.pop()
-        if not others:
-            del pool.copies[sequence_hash]
-    before = pool.condition(block)
-    pool.hash_of[block] = EMPTY_HASH
-    pool.content[block] = FREE
-    pool.stored_at[block] = 0
-    pool.recount(block, before)
-    if pool.spare is not None:
-        heapq.heappush(pool.spare, block)
-    return True
+def forget_copies(pool: PoolFacts, hashes: Sequence[int], at_ns: int) -> int:
+    """A stream's pool lost the latest copy of each of these hashes. Returns how many it had. O(log places) a hash.
+
+    Places of such a pool have no holder, so each is cached before and empty behind.
+    """
+    chains = pool.chains
+    assert chains is not None
+    by_hash, copies, marks, spare = pool.by_hash, pool.copies, chains.marks, pool.spare
+    hash_of, content, stored_at, parent_of, lived = (
+        pool.hash_of, pool.content, pool.stored_at, chains.parent_of, chains.lived)
+    lost = 0
+    for key in hashes:
+        block = by_hash.get(key)
+        if block is None:
+            continue
+        others = copies.get(key) if copies else None
+        if others is None:
+            del by_hash[key]
+            if marks:
+                marks.pop(key, None)
+        else:
+            block = others.pop()
+            if not others:
+                del copies[key]
+        lived[(at_ns - stored_at[block]).bit_length()] += 1
+        parent_of[block] = hash_of[block] = EMPTY_HASH
+        content[block] = FREE
+        stored_at[block] = 0
+        lost += 1
+        if spare is not None:
+            heapq.heappush(spare, block)
+    pool.counts[Condition.CACHED] -= lost
+    pool.counts[Condition.EMPTY] += lost
+    return lost

@@ -1,7 +1,8 @@
 """Ask an engine's HTTP server where it publishes its KV events.
 
 vLLM answers ``GET /kv_event_sources`` with the publisher of each data-parallel rank, by its number or in a list. SGLang
-names a base port in ``GET /server_info``, or every rank's address. An address that a server binds to (``*``) stands for
+names a base port in ``GET /server_info``, or every rank's address. TensorRT-LLM takes ``POST /kv_cache_events``, which
+empties its queue, so it is found by ``HEAD``. An address that a server binds to (``*``) stands for
 the server's own host.
 
 Law of this file: an answer is typed and limited, redirections are not followed, and only ``tcp://`` addresses are
@@ -10,21 +11,21 @@ taken from it.
 
 import http.client
 from typing import Any, Final, TypeVar
-from urllib.parse import urlsplit
 
 import msgspec
 
 from kvbm_console.core.errors import ConnectionLost, NotFound, UsageError
+from kvbm_console.engines.http import TIMEOUT_S, fetch, split_server
 from kvbm_console.engines.kv_events.address import RANKS_MAX, WILDCARDS, Publisher, parse_publishers
+from kvbm_console.engines.kv_events.pull_source import PATH as PULL_PATH
 from kvbm_console.stream.publishers import QUEUE_SAFE, queue_is_safe
 
 T = TypeVar("T")
 
 SGLANG_PATHS: Final = ("/server_info", "/get_server_info")
 """SGLang before 0.5.5 has the second path."""
-TIMEOUT_S: Final = 5.0
-ANSWER_BYTES_MAX: Final = 4 * 2**20
-"""SGLang's answer holds every argument of the server: some 20 kB."""
+POOL_PATH: Final = "/kv_events/status"
+"""Mooncake's master answers here, at its metrics port."""
 
 
 class _VllmSource(msgspec.Struct):
@@ -70,26 +71,30 @@ class _ServerInfo(msgspec.Struct):
 
 def discover(url: str) -> list[Publisher]:
     """The publishers of the engine at ``http://HOST:PORT``. Raises ``UsageError`` or ``ConnectionLost``."""
-    host, port, tls = _server(url)
-    status, body = _get(url, host, port, tls, "/kv_event_sources")
+    host, port, tls = split_server(url)
+    status, body = fetch(url, host, port, tls, "/kv_event_sources")
     if status == 200:
         publishers = _vllm(url, host, body)
     else:
-        for path in SGLANG_PATHS:
-            status, body = _get(url, host, port, tls, path)
-            if status == 200:
-                break
-        else:
+        publishers, answers = _without_vllm(url, host, port, tls)
+        if not answers:
             raise NotFound(
-                f"{url} answers neither /kv_event_sources (vLLM) nor /server_info (SGLang); "
-                "give the stream itself as zmq://HOST:PORT"
+                f"{url} answers none of /kv_event_sources (vLLM), /server_info (SGLang) and {PULL_PATH} "
+                "(TensorRT-LLM); give the stream itself as zmq://HOST:PORT"
             )
-        publishers = _sglang(url, host, body)
     if not publishers:
-        raise NotFound(f"{url} publishes no KV events: start the engine with its KV events switched on")
+        raise NotFound(
+            f"{url} names no publisher of KV events: start the engine with its KV events switched on "
+            "(--kv-events-config), or give the stream itself as zmq://HOST:PORT"
+        )
     if len(publishers) > RANKS_MAX:
         raise UsageError(f"{url} names {len(publishers)} publishers, more than {RANKS_MAX}")
-    return publishers
+    page = f"{'https' if tls else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
+    # TensorRT-LLM's /metrics empties a queue of the engine's statistics, so its page is left alone.
+    return [
+        publisher if publisher.endpoint.startswith("http") else msgspec.structs.replace(publisher, metrics=page)
+        for publisher in publishers
+    ]
 
 
 def advice(publishers: list[Publisher]) -> str | None:
@@ -104,33 +109,55 @@ def advice(publishers: list[Publisher]) -> str | None:
     )
 
 
-def _server(url: str) -> tuple[str, int, bool]:
-    parts = urlsplit(url)
-    try:
-        port = parts.port
-    except ValueError:
-        port = None
-        parts = urlsplit("")
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.path not in ("", "/") or parts.query:
-        raise UsageError(f"an engine must be http://HOST:PORT, got {url!r}")
-    tls = parts.scheme == "https"
-    return parts.hostname, port or (443 if tls else 80), tls
+def _without_vllm(url: str, host: str, port: int, tls: bool) -> tuple[list[Publisher], bool]:
+    """(publishers of SGLang or TensorRT-LLM, whether either answers)."""
+    answers = False
+    for path in SGLANG_PATHS:
+        status, body = fetch(url, host, port, tls, path)
+        if status == 200:
+            answers = True
+            if publishers := _sglang(url, host, body):
+                return publishers, True
+            break
+    if _allows_post(url, host, port, tls, PULL_PATH):  # TensorRT-LLM has /server_info, too
+        place = f"[{host}]" if ":" in host else host
+        return [Publisher(endpoint=f"{'https' if tls else 'http'}://{place}:{port}")], True
+    if not answers:
+        _explain_pool(url, host, port, tls)
+    return [], answers
 
 
-def _get(url: str, host: str, port: int, tls: bool, path: str) -> tuple[int, bytes]:
+def _allows_post(url: str, host: str, port: int, tls: bool, path: str) -> bool:
+    """True if the server takes a POST at this path, which is asked without sending one."""
     kind = http.client.HTTPSConnection if tls else http.client.HTTPConnection
     connection = kind(host, port, timeout=TIMEOUT_S)
     try:
-        connection.request("GET", path, headers={"Accept": "application/json"})
+        connection.request("HEAD", path)
         answer = connection.getresponse()
-        body = answer.read(ANSWER_BYTES_MAX + 1)
+        return answer.status == 405 and "POST" in (answer.headers.get("Allow") or "")
     except (OSError, http.client.HTTPException) as error:
         raise ConnectionLost(f"{url} does not answer: {error or type(error).__name__}") from None
     finally:
         connection.close()
-    if len(body) > ANSWER_BYTES_MAX:
-        raise UsageError(f"{url}{path} answers with more than {ANSWER_BYTES_MAX} bytes")
-    return answer.status, body
+
+
+class _PoolStatus(msgspec.Struct):
+    enabled: bool
+    published_batches: int
+
+
+def _explain_pool(url: str, host: str, port: int, tls: bool) -> None:
+    """Raise ``UsageError`` for the master of a Mooncake pool, which does not tell the address of its publisher."""
+    status, body = fetch(url, host, port, tls, POOL_PATH)
+    if status != 200:
+        return
+    pool: _PoolStatus = _decode(url, POOL_PATH, body, _PoolStatus)
+    if pool.enabled:
+        raise UsageError(f"{url} is a Mooncake master; give its --kv_events_bind_endpoint as zmq://HOST:PORT")
+    raise UsageError(
+        f"{url} is a Mooncake master that publishes no KV events: it needs --enable_kv_events, "
+        "--kv_events_backend_id and a build with ENABLE_KV_EVENTS"
+    )
 
 
 def _decode(url: str, path: str, body: bytes, kind: Any) -> Any:

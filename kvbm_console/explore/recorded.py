@@ -17,8 +17,8 @@ from kvbm_console.core.config import LeaderConfig
 from kvbm_console.core.ids import Note
 from kvbm_console.explore.scenario import BLOCK
 from kvbm_console.recording.output import Tape
+from kvbm_console.reporter.translator import Watching
 from kvbm_console.tap.sender import TapSettings
-from kvbm_console.tap.translator import Watching
 
 STEP_NS: Final = 10_000_000
 """A step of the scheduler, on the clock of the recording."""

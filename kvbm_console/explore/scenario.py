@@ -72,11 +72,22 @@ class Scenario:
     actions: tuple[Action, ...]
     copies: tuple[int, ...] = field(default=(3,))
     machine: tuple[tuple[str, Any], ...] = ()
-    """Further choices of ``LEADER`` by name; a choice that is not named has its first value."""
+    """Further choices of ``VLLM`` or ``LEADER`` by name; a choice that is not named has its first value."""
 
     def option(self, name: str) -> Any:
         """The value of a choice."""
-        return dict(self.machine).get(name, LEADER[name][0])
+        return dict(self.machine).get(name, OPTIONS[name][0])
+
+    @property
+    def fits(self) -> bool:
+        """True if the device has room for each request by itself, in every group of layers."""
+        groups = str(self.option("groups")).count("+") + 1
+        room = (self.device_blocks - 1) // groups * BLOCK
+        known: dict[str, int] = {}
+        for action in self.actions:
+            if isinstance(action, Arrive):
+                known[action.name] = known.get(action.after, 0) + action.tokens + action.output
+        return all(tokens <= room for tokens in known.values())
 
     def to_json(self) -> str:
         """One line that ``from_json`` reads."""
@@ -102,7 +113,8 @@ class Scenario:
             action.tokens + action.output + bool(action.after) for action in self.actions if isinstance(action, Arrive))
         last = max((action.step for action in self.actions), default=0)
         places = self.device_blocks + self.host_blocks + self.max_running
-        choices = 1_000 * len(self.machine) + sum(self.copies) + len(self.copies)
+        choices = sum(1_000 + value if isinstance(value, int) else 1_000 + len(str(value)) for _, value in self.machine)
+        choices += sum(self.copies) + len(self.copies)
         return 100_000 * len(self.actions) + 10 * (tokens + places) + last + choices
 
 
@@ -140,6 +152,8 @@ class Profile:
     """The most resets of the prefix cache."""
     answers: float = 0.0
     """The share of turns whose prompt begins with the answer of the turn before."""
+    machine: tuple[str, ...] = ()
+    """The choices of ``VLLM`` that are drawn; of each, a value that is not the first."""
 
 
 PROFILES = {
@@ -150,10 +164,23 @@ PROFILES = {
     "tight": Profile((6, 14), (4, 24), (2, 5), (1, 2), (16, 150), (1, 12), (0, 12), (1, 6)),
     "chat": Profile((8, 32), (16, 96), (2, 6), (2, 5), (4, 80), (1, 40), (10, 60), (0, 6), answers=0.8),
     "mild": Profile((48, 96), (32, 128), (2, 5), (1, 4), (8, 90), (4, 30), (10, 60), (0, 3)),
+    "hybrid": Profile((16, 64), (16, 128), (3, 8), (1, 4), (8, 200), (1, 40), (0, 30), (0, 8), aborts=0.1, resets=1,
+                      answers=0.3, machine=("groups",)),
+    "ranks": Profile((8, 32), (8, 64), (3, 8), (1, 3), (8, 120), (1, 24), (0, 30), (0, 8), aborts=0.2, resets=1,
+                     machine=("ranks",)),
+    "failures": Profile((8, 32), (16, 96), (3, 10), (1, 3), (16, 140), (1, 24), (0, 20), (0, 6), aborts=0.1, resets=1,
+                        answers=0.2, machine=("fails", "on_failure")),
 }
 """``press``, ``tight``: more work than places. ``hits``: long prompts of many sessions come back from the host tier at
 once. ``chat``: turns begin with the answers before them. ``mild``: room for all. ``abort`` and ``reset`` add aborts and
-resets."""
+resets. ``hybrid``: layers with a sliding window beside layers with full attention. ``ranks``: several workers.
+``failures``: loads fail."""
+VLLM: dict[str, tuple[Any, ...]] = {
+    "groups": ("full", "full+window", "full+window+window", "window"), "ranks": (1, 2, 4), "fails": (0, 1, 3, 7),
+    "on_failure": ("recompute", "recompute", "fail"),
+}
+"""Choices of a machine with vLLM. ``groups``: the kinds of its layers. ``ranks``: workers of tensor parallelism.
+``fails``: of so many loads the last loses blocks, and ``on_failure`` is the engine's answer."""
 
 
 LEADER: dict[str, tuple[Any, ...]] = {
@@ -163,6 +190,8 @@ LEADER: dict[str, tuple[Any, ...]] = {
     "prefetch": ("none", "none", "chain"), "fails": (0, 0, 3, 7), "patience_ns": (0, 20_000_000),
 }
 """Choices of a run of our own leader. ``fails``: each such copy loses its first block."""
+OPTIONS = {**LEADER, **VLLM}
+"""All choices. ``fails`` is one of both engines."""
 
 
 def generate_for_leader(profile: str, seed: int) -> Scenario:
@@ -177,7 +206,10 @@ def generate(profile: str, seed: int) -> Scenario:
     """The scenario of a seed. Raises ``KeyError`` for an unknown profile."""
     shape, dice = PROFILES[profile], random.Random(f"{profile} {seed}")
     device = dice.randint(*shape.device)
-    most = (device - 2) * BLOCK  # a request that never fits would only be refused
+    drawn = random.Random(f"machine {profile} {seed}")
+    machine = {name: drawn.choice(VLLM[name][1:]) for name in shape.machine}
+    groups = str(machine.get("groups", "")).count("+") + 1
+    most = (device - 2) // groups * BLOCK  # a request that never fits would only be refused
     actions: list[Action] = []
     shared = dice.choice((0, 0, BLOCK, 3 * BLOCK, 40))
     for session in range(dice.randint(*shape.sessions)):
@@ -205,8 +237,11 @@ def generate(profile: str, seed: int) -> Scenario:
         device_blocks=device, host_blocks=dice.randint(*shape.host), max_running=dice.randint(1, 6),
         batch_tokens=dice.choice((32, 64, 128, 256)), actions=tuple(actions),
         copies=tuple(3 * dice.randint(*shape.wait) + dice.randrange(3) for _ in range(dice.randint(1, 12))),
+        machine=tuple(machine.items()),
     )
 
 
+PROFILES_OF = {"vllm": tuple(PROFILES), "leader": tuple(name for name, kind in PROFILES.items() if not kind.machine)}
+"""Engine to its profiles."""
 GENERATE = {"vllm": generate, "leader": generate_for_leader}
 """Engine to the scenarios of its seeds."""

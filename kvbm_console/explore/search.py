@@ -1,7 +1,7 @@
 """The search: many runs in several processes, guided by coverage.
 
 Each profile has a counter of seeds. With seeds from the command line every profile runs each of them. Without them,
-batches go in turn to the profile with the fewest seeds and to the profile whose last batches saw most new (state,
+a batch goes to the profile with the fewest seeds. The next goes to the profile whose last batches saw most new (state,
 event) pairs. A process that dies or is silent for ``SILENT_S`` is replaced, and its present run is a finding.
 
 Law of this file: an engine that crashes, hangs or prints ends its process, never the search. An interrupted search
@@ -15,13 +15,14 @@ import select
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 from kvbm_console.core.errors import FoldError, InvariantViolation, UsageError
-from kvbm_console.explore.scenario import GENERATE, PROFILES, Scenario
+from kvbm_console.explore.scenario import GENERATE, PROFILES_OF, Scenario
 
 BATCH: Final = 10
 """Runs of a task: a tenth of a second of work."""
@@ -71,6 +72,8 @@ class SearchReport:
     cpu_s: float = 0.0
     pairs: set[tuple[str, str]] = field(default_factory=set)
     findings: dict[str, ExploreFinding] = field(default_factory=dict)
+    skipped: Counter[str] = field(default_factory=Counter)
+    """Reason of the engine to refuse a machine, to the runs that were left out for it."""
     interrupted: bool = False
 
 
@@ -81,7 +84,7 @@ class Search:
     connector: dict[str, Any]
     engine: str = "vllm"
     """``vllm``, or ``leader`` for our own leader with the embedded engine."""
-    profiles: tuple[str, ...] = tuple(PROFILES)
+    profiles: tuple[str, ...] = PROFILES_OF["vllm"]
     faults: tuple[str, ...] = ()
     seeds: range | None = None
     """The seeds of every profile; None to search until ``seconds`` have passed."""
@@ -170,8 +173,9 @@ class Search:
         for answer in worker.answers(SILENT_S):
             if answer is None:
                 died = True
-            elif "unrecorded" in answer:
-                finding.unrecorded = answer["unrecorded"]
+            elif "unrecorded" in answer or "unsupported" in answer:
+                finding.unrecorded = answer.get("unrecorded") or answer["unsupported"]
+                died = "unsupported" in answer
             elif "verdict" in answer:
                 ended = "no finding" if answer["verdict"] is None else answer["verdict"]["signature"]
             else:
@@ -251,6 +255,9 @@ class Search:
         return worker, []
 
     def _count(self, report: SearchReport, answer: dict[str, Any]) -> None:
+        if "skipped" in answer:
+            report.skipped[answer["skipped"]] += 1
+            return
         report.runs += 1
         report.steps += answer["steps"]
         report.reads += answer["reads"]

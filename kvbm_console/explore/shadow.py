@@ -11,7 +11,7 @@ the forward pass. vLLM's own worker does the same.
 Law of this file: a copy happens between its order and its report, at a moment that the scenario chooses.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,6 +37,8 @@ class Job:
     kind: str = ""
     """The connector that ordered it."""
     sync: bool = False
+    peer: bool = False
+    """True if another engine reads the blocks, so the request keeps its places until the report."""
     submitted: int = 0
     due: list[int] = field(default_factory=list)
     """The moment at which each block moves."""
@@ -45,6 +47,13 @@ class Job:
     moved: int = 0
     wanted: list[int] = field(default_factory=list)
     """For a store, the contents of its places at the order."""
+    failed: frozenset[int] = frozenset()
+    """Indices of the blocks of a load that do not arrive."""
+
+    @property
+    def lost(self) -> set[int]:
+        """Places that a failed load did not fill."""
+        return {self.pairs[at][1] for at in self.failed}
 
 
 @dataclass
@@ -74,16 +83,24 @@ class Memory:
         """Device place to the moment at which its last load was submitted."""
         self.filled: dict[tuple[str, int], int] = {}
         """Host slot to the moment at which its last store wrote it."""
+        self.regions: dict[str, Any] = {}
+        """Connector to the host memory whose bytes hold its contents, because the engine itself copies them further.
+        A region has ``read(slot)`` and ``write(slot, content)``."""
         self.moment = 0
         self.step = 0
         self.reads = 0
+
+    def lies(self, slot: tuple[str, int]) -> int:
+        """The content of a host slot."""
+        region = self.regions.get(slot[0])
+        return self.host.get(slot, EMPTY) if region is None else region.read(slot[1])
 
     def copy(self, job: Job, at: int) -> None:
         """Move block ``at`` of the job."""
         source, target = job.pairs[at]
         if job.load:
             slot = (job.kind, source)
-            self.device[target] = self.host.get(slot, EMPTY)
+            self.device[target] = EMPTY if at in job.failed else self.lies(slot)
             self.device_writer[target] = ("load", job.number, job.request, source)
             self.came_from[target] = slot
             self.ordered[target] = job.submitted
@@ -91,6 +108,8 @@ class Memory:
         slot = (job.kind, target)
         content = self.device.get(source, EMPTY)
         self.host[slot] = content
+        if job.kind in self.regions:
+            self.regions[job.kind].write(target, content)
         self.host_writer[slot] = ("store", job.number, job.request, source)
         self.filled[slot] = self.moment
         self.torn.pop(slot, None)
@@ -113,7 +132,7 @@ def cause(memory: Memory, place: int, name: Callable[[int], str]) -> str:
     if kind == "step":
         return f"step {number} wrote it last, for request {request}: the place was given to {request} too"
     slot = memory.came_from[place]
-    found = memory.host.get(slot, EMPTY)
+    found = memory.lies(slot)
     text = f"load {number} of request {request} wrote it from host slot {other}"
     if memory.device.get(place, EMPTY) != found:
         return f"{text}, which was overwritten since: the load did not keep its slot"
@@ -136,12 +155,18 @@ def _after(writer: Writer) -> str:
 
 
 class ShadowWorker:
-    """Takes metadata, moves blocks, reports jobs. ``faults`` are names of planted ``FAULTS``."""
+    """Takes metadata, moves blocks, reports jobs. ``faults`` are names of planted ``FAULTS``.
 
-    def __init__(self, memory: Memory, copies: tuple[int, ...], faults: Iterable[str] = ()) -> None:
+    ``fails`` is 0, or the number of asynchronous loads of which the last fails. Ranks copy at different moments and
+    fail different loads."""
+
+    def __init__(
+        self, memory: Memory, copies: tuple[int, ...], faults: Iterable[str] = (), fails: int = 0, rank: int = 0,
+    ) -> None:
         self.memory = memory
         self.copies = copies
         self.faults = frozenset(faults)
+        self.fails, self.loads, self.rank = fails, rank, rank
         self.moment = 0
         self.jobs: list[Job] = []
         self.ordered: list[Job] = []
@@ -177,7 +202,8 @@ class ShadowWorker:
         return ended
 
     def _flush(self, orders: "StepOrders") -> list[Job]:
-        due = [job for job in self.jobs if orders.flush_all or (job.number in orders.flush and job.kind == orders.kind)]
+        due = [job for job in self.jobs
+               if job.kind == orders.kind and (orders.flush_all or job.number in orders.flush)]
         return [self._finish(job) for job in due]
 
     def _finish(self, job: Job) -> Job:
@@ -219,7 +245,12 @@ class ShadowWorker:
         if not job.load and not job.wanted:
             job.wanted = [self.memory.device.get(source, EMPTY) for source, _ in job.pairs]
         self._spoil(job)
-        entry = self.copies[self.seen % len(self.copies)]
+        if job.load and not job.sync:
+            self.loads += 1
+            if self.fails and self.loads % self.fails == 0:
+                count = len(job.pairs)
+                job.failed = frozenset(range(count // 2 if self.loads % 2 else 0, count))
+        entry = self.copies[(self.seen + 5 * self.rank) % len(self.copies)]
         self.seen += 1
         steps, order = divmod(entry, 3)
         job.submitted = self.moment
@@ -298,38 +329,3 @@ class StepOrders:
     stores: list[Job] = field(default_factory=list)
     flush: set[int] = field(default_factory=set)
     flush_all: bool = False
-
-
-def read_orders(metadata: Any) -> Iterator[StepOrders]:
-    """The orders in the metadata of each connector that this release nests. Raises ``TypeError`` with the name of a
-    metadata class that is unknown."""
-    name = type(metadata).__name__
-    if name == "MultiKVConnectorMetadata":
-        for part in metadata.metadata:
-            yield from read_orders(part)
-    elif name == "OffloadingConnectorMetadata" and hasattr(metadata, "store_jobs"):
-        orders = StepOrders("offloading", flush=set(metadata.jobs_to_flush or ()))
-        for number, entry in metadata.load_jobs.items():
-            orders.loads.append(Job(
-                number, True, entry.req_id, _pairs(entry), "offloading", sync=getattr(entry, "sync", False)))
-        for number, entry in metadata.store_jobs.items():
-            orders.stores.append(Job(number, False, entry.req_id, _pairs(entry), "offloading"))
-        yield orders
-    elif name == "SimpleCPUOffloadMetadata":
-        orders = StepOrders("simple", flush_all=metadata.need_flush)
-        if metadata.load_event >= 0 and metadata.load_gpu_blocks:
-            pairs = list(zip(metadata.load_cpu_blocks, metadata.load_gpu_blocks, strict=True))
-            names = ",".join(metadata.load_event_to_reqs.get(metadata.load_event, ()))
-            orders.loads.append(Job(metadata.load_event, True, names, pairs, "simple"))
-        if metadata.store_event >= 0 and metadata.store_gpu_blocks:
-            pairs = list(zip(metadata.store_gpu_blocks, metadata.store_cpu_blocks, strict=True))
-            orders.stores.append(Job(metadata.store_event, False, "", pairs, "simple"))
-        yield orders
-    elif name not in ("KVConnectorMetadata", "TapMetadata"):
-        raise TypeError(f"{name} with {', '.join(sorted(vars(metadata)))[:80]}")
-
-
-def _pairs(entry: Any) -> list[tuple[int, int]]:
-    """(source, target) of each block; releases up to 0.25 have both specifications in one tuple."""
-    source, target = getattr(entry, "transfer_spec", None) or (entry.src_spec, entry.dst_spec)
-    return [(int(begin), int(end)) for begin, end in zip(source.block_ids, target.block_ids, strict=True)]

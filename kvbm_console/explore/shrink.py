@@ -10,7 +10,7 @@ Law of this file: the result was run, and ended in the wanted signature. The cal
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from kvbm_console.explore.scenario import BLOCK, Action, Arrive, Scenario
+from kvbm_console.explore.scenario import BLOCK, VLLM, Action, Arrive, Scenario
 
 Ends = Callable[[Scenario], str | None]
 """Function that runs a scenario and returns the signature of its verdict, None without a verdict."""
@@ -55,7 +55,7 @@ def _first_of(
         for candidate in candidates(best):
             if not more():
                 break
-            if candidate.size < best.size and ends(candidate) == signature:
+            if candidate.size < best.size and candidate.fits >= best.fits and ends(candidate) == signature:
                 best, smaller = candidate, True
                 break
     return best
@@ -68,7 +68,12 @@ def _with(scenario: Scenario, at: int, action: Action) -> Scenario:
 def _smaller_machine(scenario: Scenario) -> Iterator[Scenario]:
     """A smaller machine needs fewer requests to fill it, and fewer choices are easier to read."""
     for at in range(len(scenario.machine)):
-        yield replace(scenario, machine=(*scenario.machine[:at], *scenario.machine[at + 1 :]))
+        rest = scenario.machine[:at], scenario.machine[at + 1 :]
+        yield replace(scenario, machine=(*rest[0], *rest[1]))
+        name, value = scenario.machine[at]
+        for simpler in VLLM.get(name, ())[1:]:
+            if str(simpler) < str(value):
+                yield replace(scenario, machine=(*rest[0], (name, simpler), *rest[1]))
     for field in ("host_blocks", "device_blocks", "max_running"):
         value = getattr(scenario, field)
         for less in (value // 2, value - 4, value - 1):

@@ -21,11 +21,21 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from kvbm_console.explore.connector_faults import CONNECTOR_FAULTS
+from kvbm_console.explore.connectors import (
+    PAGE,
+    VLLM_ADAPTERS,
+    Adapter,
+    Unsupported,
+    Workers,
+    emptied,
+    memory_directory,
+    without_threads,
+)
+from kvbm_console.explore.nixl import NIXL_ADAPTERS
 from kvbm_console.explore.scenario import BLOCK, Abort, Arrive, CacheReset, Scenario, tokens_of
-from kvbm_console.explore.shadow import EMPTY, Job, Memory, ShadowWorker, StepOrders, cause, read_orders
+from kvbm_console.explore.shadow import EMPTY, Job, Memory, ShadowWorker, StepOrders, cause
 
-PAGE = 16 * 1024
-"""Bytes of a block of the absent model."""
 IDLE_STEPS = 6
 """Steps in a row without work, copies or reports after which no change can follow."""
 OVERTAKEN_MAX = 48
@@ -33,19 +43,16 @@ OVERTAKEN_MAX = 48
 ASKED_MAX = 60
 """Answers "ask again" in a row without any copy in flight."""
 STEPS_MAX = 3_000
+WINDOW = 4 * BLOCK
+"""Tokens that a layer with a sliding window reads."""
+SALTS = tuple(group * 0x5851F42D4C957F2D & 0x3FFFFFFFFFFFFFFF for group in range(8))
+"""Group of layers to the mask that its contents differ by from those of the first group."""
+ADAPTERS: dict[str, type[Adapter]] = {**VLLM_ADAPTERS, **NIXL_ADAPTERS}
 MODEL = {
     "architectures": ["OPTForCausalLM"], "model_type": "opt", "hidden_size": 64, "num_hidden_layers": 1,
     "num_attention_heads": 4, "ffn_dim": 128, "vocab_size": 1000, "max_position_embeddings": 4096,
     "word_embed_proj_dim": 64, "torch_dtype": "float16",
 }
-TABLES = ("_jobs", "_req_status", "_block_id_to_pending_jobs", "_chunks_being_loaded", "_blocks_being_loaded",
-          "_reset_fence", "_reqs_to_load", "_reqs_to_store", "_load_event_to_reqs", "_store_event_to_blocks",
-          "_pending_store_blocks", "_inflight_loads")
-"""Tables of connectors that must be empty when all requests have ended and all copies were reported."""
-
-
-class Unsupported(Exception):
-    """This release lacks a part that the driver needs; the text names the part."""
 
 
 @dataclass
@@ -105,16 +112,25 @@ class Release:
         sha = _get("vllm.utils.hashing", "sha256")
         utils.init_none_hash(sha)
         self.hasher = _get("vllm.v1.core.kv_cache_utils", "get_request_block_hasher")(BLOCK, sha)
-        self._directory = tempfile.TemporaryDirectory(prefix="explore-")
+        self._directory = tempfile.TemporaryDirectory(prefix="explore-", dir=memory_directory())
+        self.files = Path(self._directory.name) / "files"
+        """Files of secondary tiers, removed before each run."""
         (Path(self._directory.name) / "config.json").write_text(json.dumps(MODEL))
         self._model = self.config.ModelConfig(
             model=self._directory.name, dtype="float16", seed=0, skip_tokenizer_init=True)
         self._configs: dict[Any, Any] = {}
 
+    def aggregator(self, connector: Any, ranks: int) -> Any:
+        """The engine's own sum of the reports of several ranks; None for one rank."""
+        if ranks == 1:
+            return None
+        return _get("vllm.distributed.kv_transfer.kv_connector.utils", "KVOutputAggregator").from_connector(
+            connector, ranks)
+
     def configs(self, connector: dict[str, Any], scenario: Scenario) -> tuple[Any, Any]:
         """The configurations of the engine and of its cache for a scenario."""
         key = (json.dumps(connector, sort_keys=True), scenario.device_blocks, scenario.host_blocks,
-               scenario.max_running, scenario.batch_tokens)
+               scenario.max_running, scenario.batch_tokens, *map(scenario.option, ("groups", "ranks", "on_failure")))
         if key not in self._configs:
             if len(self._configs) > 500:
                 self._configs.clear()
@@ -123,28 +139,39 @@ class Release:
         return vllm_config, cache
 
     def _make(self, connector: dict[str, Any], scenario: Scenario) -> tuple[Any, Any]:
-        kinds = self.config
+        kinds, groups, ranks = self.config, str(scenario.option("groups")).split("+"), int(scenario.option("ranks"))
         cache = kinds.CacheConfig(block_size=BLOCK, enable_prefix_caching=True)
         cache.num_gpu_blocks = scenario.device_blocks
+        entry = {"kv_load_failure_policy": scenario.option("on_failure"),
+                 **sized(connector, scenario.host_blocks * PAGE * ranks, str(self.files))}
+        more = {} if ranks == 1 else {"parallel_config": kinds.ParallelConfig(
+            tensor_parallel_size=ranks, distributed_executor_backend="external_launcher")}
         config = kinds.VllmConfig(
             model_config=self._model, cache_config=cache, device_config=kinds.DeviceConfig("cpu"),
             scheduler_config=kinds.SchedulerConfig(
                 max_num_seqs=scenario.max_running, max_num_batched_tokens=scenario.batch_tokens, max_model_len=2048,
                 enable_chunked_prefill=True, is_encoder_decoder=False,
             ),
-            kv_transfer_config=kinds.KVTransferConfig(**sized(connector, scenario.host_blocks)),
-            kv_events_config=kinds.KVEventsConfig(enable_kv_cache_events=True, publisher="null"),
+            kv_transfer_config=kinds.KVTransferConfig(**entry),
+            kv_events_config=kinds.KVEventsConfig(enable_kv_cache_events=True, publisher="null"), **more,
         )
-        spec = self.interface.FullAttentionSpec(
-            block_size=BLOCK, num_kv_heads=1, head_size=128, dtype=import_module("torch").float32)
-        group = self.interface.KVCacheGroupSpec(["layer"], spec)
-        tensor = self.interface.KVCacheTensor
-        known = {"size": scenario.device_blocks * PAGE, "shared_by": ["layer"], "layers": ["layer"],
-                 "layer_stride": scenario.device_blocks * PAGE, "block_stride": PAGE}
+        if groups != ["full"]:  # as on a device; vLLM without a device turns hybrid memory off
+            config.scheduler_config.disable_hybrid_kv_cache_manager = False
+        return config, self._cache(groups, scenario.device_blocks)
+
+    def _cache(self, groups: list[str], blocks: int) -> Any:
+        """The engine's cache: a group of one layer for each kind, ``full`` or ``window``."""
+        parts, shape = self.interface, {
+            "block_size": BLOCK, "num_kv_heads": 1, "head_size": 128, "dtype": import_module("torch").float32}
+        layers = [f"layer{at}" for at in range(len(groups))]
+        specs = [parts.SlidingWindowSpec(**shape, sliding_window=WINDOW) if kind == "window" else
+                 parts.FullAttentionSpec(**shape) for kind in groups]
+        tensor = parts.KVCacheTensor
+        known = {"size": blocks * PAGE, "shared_by": layers, "layers": layers, "layer_stride": blocks * PAGE,
+                 "block_stride": PAGE}
         placed = tensor(**{part.name: known[part.name] for part in dataclasses.fields(tensor) if part.name in known})
-        kv_cache = self.interface.KVCacheConfig(
-            num_blocks=scenario.device_blocks, kv_cache_tensors=[placed], kv_cache_groups=[group])
-        return config, kv_cache
+        return parts.KVCacheConfig(num_blocks=blocks, kv_cache_tensors=[placed], kv_cache_groups=[
+            parts.KVCacheGroupSpec([layer], spec) for layer, spec in zip(layers, specs, strict=True)])
 
 
 def _get(module: str, name: str) -> Any:
@@ -154,16 +181,16 @@ def _get(module: str, name: str) -> Any:
         raise Unsupported(f"vLLM has no {module}.{name} here ({error})") from None
 
 
-def sized(connector: dict[str, Any], host_blocks: int) -> dict[str, Any]:
-    """The connector's entry with a host tier of ``host_blocks``, unless the entry itself has a size."""
+def sized(connector: dict[str, Any], host_bytes: int, directory: str) -> dict[str, Any]:
+    """The connector's entry with a host tier of so many bytes, unless the entry itself has a size."""
     entry: dict[str, Any] = {"kv_role": "kv_both", **connector}
     extra = dict(entry.get("kv_connector_extra_config") or {})
-    if entry["kv_connector"] in ("OffloadingConnector", "SimpleCPUOffloadConnector"):
-        extra.setdefault("cpu_bytes_to_use", host_blocks * PAGE)
+    if entry["kv_connector"] in ADAPTERS:
+        ADAPTERS[entry["kv_connector"]].sized(extra, host_bytes, directory)
     if "connectors" in extra:
-        extra["connectors"] = [sized(inner, host_blocks) for inner in extra["connectors"]]
+        extra["connectors"] = [sized(inner, host_bytes, directory) for inner in extra["connectors"]]
     if isinstance(extra.get("connector"), dict):
-        extra["connector"] = sized(extra["connector"], host_blocks)
+        extra["connector"] = sized(extra["connector"], host_bytes, directory)
     return {**entry, "kv_connector_extra_config": extra}
 
 
@@ -174,17 +201,28 @@ class Machine:
         self, release: Release, connector: dict[str, Any], scenario: Scenario, faults: tuple[str, ...] = (),
     ) -> None:
         self.release, self.scenario = release, scenario
+        self.faults = faults
+        self.groups = str(scenario.option("groups")).split("+")
         config, kv_cache = release.configs(connector, scenario)
-        self.scheduler = release.scheduler(
-            vllm_config=config, kv_cache_config=kv_cache, log_stats=False,
-            structured_output_manager=release.grammar(config), block_size=BLOCK,
-        )
+        tiers = "secondary_tiers" in json.dumps(connector)
+        if tiers:
+            emptied(release.files)
+        with without_threads() if tiers else contextlib.nullcontext():
+            self.scheduler = release.scheduler(
+                vllm_config=config, kv_cache_config=kv_cache, log_stats=False,
+                structured_output_manager=release.grammar(config), block_size=BLOCK,
+            )
         self.connector = self.scheduler.connector
         for name in faults:
             if name in CONNECTOR_FAULTS:
                 CONNECTOR_FAULTS[name][1](self.connector)
-        self.memory = Memory()
-        self.worker = ShadowWorker(self.memory, scenario.copies, faults)
+        self.workers = [
+            ShadowWorker(Memory(), scenario.copies, faults, scenario.option("fails"), rank)
+            for rank in range(scenario.option("ranks"))]
+        self.halves = Workers(self.connector, ADAPTERS)
+        for adapter in self.halves:
+            adapter.attach(self)
+        self._aggregator = release.aggregator(self.connector, len(self.workers))
         self.run = ScenarioRun()
         self.chains: dict[str, list[int]] = {}
         """Request to the content after each of its tokens."""
@@ -196,7 +234,15 @@ class Machine:
         self.overtaken: Counter[str] = Counter()
         self.asked: Counter[str] = Counter()
         self.resident: dict[str, Counter[bytes]] = {}
+        self._shape_name = "".join(f", {name} {value}" for name, value in scenario.machine)
+        self._pending = False
+        """True while a connector has work of its own between steps."""
         self._watch()
+
+    @property
+    def busy(self) -> bool:
+        """True while a copy was ordered and not reported."""
+        return self._pending or any(worker.busy for worker in self.workers)
 
     # --- watching the engine ---
 
@@ -219,9 +265,10 @@ class Machine:
                 self.resident.pop("GPU", None)
                 continue
             hashes = self.resident.setdefault(medium, Counter())
+            group = int(getattr(event, "group_idx", None) or 0).to_bytes(1, "big") if len(self.groups) > 1 else b""
             for key in event.block_hashes:
                 name = key if isinstance(key, bytes) else int(key).to_bytes(8, "big", signed=key < 0)
-                hashes[name[-8:]] += 1 if kind == "BlockStored" else -1
+                hashes[name[-8:] + group] += 1 if kind == "BlockStored" else -1
 
     # --- the run ---
 
@@ -244,8 +291,8 @@ class Machine:
         finally:
             with contextlib.suppress(Exception):
                 self.scheduler.shutdown()
-        self.run.reads = self.memory.reads
-        self.run.moved_blocks = self.worker.moved_blocks
+        self.run.reads = sum(worker.memory.reads for worker in self.workers)
+        self.run.moved_blocks = sum(worker.moved_blocks for worker in self.workers)
         return self.run
 
     def _end(self, monitor: str, sentence: str, signature: str) -> None:
@@ -253,7 +300,7 @@ class Machine:
 
     def _play(self) -> None:
         actions = list(self.scenario.actions)
-        while actions or self.scheduler.has_requests() or self.worker.busy:
+        while actions or self.scheduler.has_requests() or self.busy:
             while actions and (actions[0].step <= self.run.steps):
                 self._act(actions.pop(0))
             if not self.step() and actions:  # nothing left until the next action
@@ -268,12 +315,11 @@ class Machine:
         requests = self.scheduler.requests
         if isinstance(action, Arrive):
             prompt = [*self.tokens.get(action.after, ()), *tokens_of(action.prompt)]
-            request = self.release.request(
-                action.name, prompt, self.release.sampling(max_tokens=action.output, ignore_eos=True), None,
-                block_hasher=self.release.hasher,
-            )
             self.chains[action.name], self.tokens[action.name] = [], []
             self._extend(action.name, prompt)
+            sampling = self.release.sampling(
+                max_tokens=action.output, ignore_eos=True, extra_args=self._peer(action.name))
+            request = self.release.request(action.name, prompt, sampling, None, block_hasher=self.release.hasher)
             self.live[action.name] = request
             self.scheduler.add_request(request)
             return
@@ -284,7 +330,7 @@ class Machine:
                 self.scheduler.finish_requests(action.name, self.release.status.FINISHED_ABORTED)
             return
         assert isinstance(action, CacheReset)
-        self.run.pairs.add(("copies" if self.worker.busy else "no copies", f"reset {action.running}"))
+        self.run.pairs.add(("copies" if self.busy else "no copies", f"reset {action.running}"))
         more = {"reset_connector": True} if action.connector else {}
         try:
             self.scheduler.reset_prefix_cache(reset_running_requests=action.running, **more)
@@ -302,74 +348,122 @@ class Machine:
             chain.append(content)
             names.setdefault(content, (name, len(chain)))
 
+    @staticmethod
+    def of_group(content: int, group: int) -> int:
+        """The content of the same tokens in the layers of a group."""
+        return content ^ SALTS[group]
+
+    def _peer(self, name: str) -> dict[str, Any] | None:
+        """The transfer parameters of a request, for a connector that has peers."""
+        chain = self.chains[name]
+        ends = [min(end, len(chain)) - 1 for end in range(BLOCK, len(chain) + BLOCK, BLOCK)]
+        for adapter in self.halves:
+            params = adapter.arrive(name, [chain[end] for end in ends]) if adapter.peers else None
+            if params is not None:
+                return {"kv_transfer_params": params}
+        return None
+
     def step(self) -> bool:
         """Run a step of the engine. Returns True if the step computed tokens or copied blocks."""
         self.run.steps += 1
-        self.memory.step = self.run.steps
         if self.run.steps > STEPS_MAX:
             raise Found("progress", f"not done after {STEPS_MAX} steps", "endless")
+        self._pending = bool(sum(adapter.before_step() for adapter in self.halves))  # each does its work
         output = self.scheduler.schedule()
         metadata = output.kv_connector_metadata
-        parts = list(_orders(metadata))
-        self.run.digest = hash((self.run.digest, *_decided(output, parts)))
-        ended = [(orders, job) for orders in parts for job in self.worker.begin(orders)]
-        self._forward(output)
-        ended += [(orders, job) for orders in parts for job in self.worker.end(orders)] if parts else []
-        self._cover(output, parts, ended)
-        happened = bool(output.num_scheduled_tokens or ended or self.worker.busy)
-        self._report(output, metadata, [job for _, job in ended])
+        ended: list[list[Job]] = []
+        for worker in self.workers:
+            worker.memory.step = self.run.steps
+            parts = [orders for _, orders in self.halves.orders(metadata)]
+            if worker.rank == 0:
+                first = parts
+                self.run.digest = hash((self.run.digest, *_decided(output, parts)))
+            begun = [job for orders in parts for job in worker.begin(orders)]
+            self._forward(worker.memory, output)
+            ended.append(begun + [job for orders in parts for job in worker.end(orders)])
+            self._peer_read(worker.memory, ended[-1])
+        self._cover(output, first, ended)
+        happened = bool(output.num_scheduled_tokens or any(ended) or self.busy)
+        self._report(output, ended)
         self._progress(output, happened)
         return happened
 
-    def _forward(self, output: Any) -> None:
+    def _forward(self, memory: Memory, output: Any) -> None:
         """Write the contents that the forward pass computes, and check each computed block that it reads.
 
         A request may read full blocks that another request computes in the same pass, so full blocks are checked after
         the writes. Its own last block must already hold the tokens before the computed tokens.
         """
         manager = self.scheduler.kv_cache_manager
-        batch = [(name, computed, manager.get_block_ids(name)[0]) for name, computed in _computed(output)]
+        batch = [(name, computed, manager.get_block_ids(name)) for name, computed in _computed(output)]
+        for group, kind in enumerate(self.groups):
+            self._compute(memory, output, [(name, computed, places[group]) for name, computed, places in batch],
+                          group, kind == "window")
+
+    def _compute(
+        self, memory: Memory, output: Any, batch: list[tuple[str, int, list[int]]], group: int, window: bool,
+    ) -> None:
+        """The forward pass of a group of layers. A layer with a window reads the last ``WINDOW`` tokens only."""
+        salt = SALTS[group]
         for name, computed, places in batch:
             if computed % BLOCK:
-                self._want(name, computed // BLOCK, places[computed // BLOCK], self.chains[name][computed - 1])
+                self._want(memory, name, computed // BLOCK, places[computed // BLOCK],
+                           self.chains[name][computed - 1] ^ salt, group)
         for name, computed, places in batch:
             after = computed + output.num_scheduled_tokens[name]
             chain = self.chains[name]
             for at in range(computed // BLOCK, (after - 1) // BLOCK + 1):
-                tokens = min(after, (at + 1) * BLOCK)
-                if not self._extends(self.memory.device.get(places[at], EMPTY), chain[tokens - 1]):
-                    self.memory.write(places[at], chain[tokens - 1], name, tokens)
-        device = self.memory.device
+                tokens, place = min(after, (at + 1) * BLOCK), places[at]
+                if window and not place:
+                    continue  # the null block stands for tokens that no later step reads
+                if not self._extends(memory.device.get(place, EMPTY), chain[tokens - 1] ^ salt, group):
+                    memory.write(place, chain[tokens - 1] ^ salt, name, tokens)
+        device = memory.device
         for name, computed, places in batch:
-            full = computed // BLOCK
-            self.memory.reads += full
-            for at, content in enumerate(self.chains[name][BLOCK - 1 : full * BLOCK : BLOCK]):
-                if device.get(places[at], EMPTY) != content:
-                    self._wrong(name, at, places[at], content)
+            full, first = computed // BLOCK, max(0, computed - WINDOW + 1) // BLOCK if window else 0
+            memory.reads += full - first
+            contents = self.chains[name][(first + 1) * BLOCK - 1 : full * BLOCK : BLOCK]
+            for at, content in enumerate(contents, first):
+                if device.get(places[at], EMPTY) != content ^ salt:
+                    self._wrong(memory, name, at, places[at], content ^ salt, group)
 
-    def _want(self, name: str, at: int, place: int, content: int) -> None:
-        self.memory.reads += 1
-        found = self.memory.device.get(place, EMPTY)
-        if found != content and not self._extends(found, content):
-            self._wrong(name, at, place, content)
+    def _peer_read(self, memory: Memory, ended: list[Job]) -> None:
+        """Check the blocks that a peer has read."""
+        for job in ended if memory.torn else ():
+            for place, slot in job.pairs if job.peer else ():
+                torn = memory.torn.pop((job.kind, slot), None)
+                if torn is not None:
+                    raise Found("right content", f"the peer of request {job.request} reads place {place} and wants "
+                                f"{self._name(torn.wanted)}, but finds {self._name(memory.host[job.kind, slot])}: the "
+                                "place was given away before the peer reported that it has read it", "read by a peer")
 
-    def _extends(self, longer: int, content: int) -> bool:
+    def _want(self, memory: Memory, name: str, at: int, place: int, content: int, group: int) -> None:
+        memory.reads += 1
+        found = memory.device.get(place, EMPTY)
+        if found != content and not self._extends(found, content, group):
+            self._wrong(memory, name, at, place, content, group)
+
+    def _extends(self, longer: int, content: int, group: int = 0) -> bool:
         """True if ``longer`` begins with ``content``: more tokens of the same block of the same prefix."""
         if longer in (EMPTY, content):
             return longer == content
-        request, tokens = self.names.get(longer, ("", 0))
+        request, tokens = self.names.get(longer ^ SALTS[group], ("", 0))
+        if not tokens:
+            return False
+        content ^= SALTS[group]
         _, before = self.names[content]
         same_block = (before - 1) // BLOCK == (tokens - 1) // BLOCK
         return same_block and before < tokens and self.chains[request][before - 1] == content
 
-    def _wrong(self, name: str, at: int, place: int, wanted: int) -> None:
-        found = self.memory.device.get(place, EMPTY)
-        why = cause(self.memory, place, self._name)
-        writer = self.memory.device_writer.get(place, ("nobody", 0, "", 0))[0]
-        partial = found != EMPTY and self._extends(wanted, found)
+    def _wrong(self, memory: Memory, name: str, at: int, place: int, wanted: int, group: int) -> None:
+        found = memory.device.get(place, EMPTY)
+        why = cause(memory, place, self._name)
+        writer = memory.device_writer.get(place, ("nobody", 0, "", 0))[0]
+        partial = self.names.get(found ^ SALTS[group], ("", 0))[1] and self._extends(wanted, found, group)
+        where = f" of group {group}" if len(self.groups) > 1 else ""
         raise Found(
             "right content",
-            f"request {name} reads block {at} in place {place} and wants {self._name(wanted)}, but finds "
+            f"request {name} reads block {at}{where} in place {place} and wants {self._name(wanted)}, but finds "
             f"{self._name(found)}: {why}" + (", before all its tokens were computed" if partial else ""),
             f"written by {writer}" + (
                 ", torn store" if "did not wait for store" in why else ", incomplete block" if partial else ""),
@@ -378,11 +472,15 @@ class Machine:
     def _name(self, content: int) -> str:
         if content == EMPTY:
             return "nothing"
-        request, tokens = self.names.get(content, ("?", 0))
-        return f"the first {tokens} tokens of {request}"
+        for group in range(len(self.groups)):
+            if content ^ SALTS[group] in self.names:
+                request, tokens = self.names[content ^ SALTS[group]]
+                layers = f" in group {group}" if len(self.groups) > 1 else ""
+                return f"the first {tokens} tokens of {request}{layers}"
+        return "no prefix of a request"
 
-    def _report(self, output: Any, metadata: Any, ended: list[Job]) -> None:
-        """The worker's half of the step, as the model runner would return it."""
+    def _report(self, output: Any, ended: list[list[Job]]) -> None:
+        """The workers' half of the step, as the model runners would return it."""
         names = list(output.num_scheduled_tokens)
         sampled: list[list[int]] = []
         for name in names:
@@ -392,11 +490,30 @@ class Machine:
             sampled.append([token] if done else [])
             if done:
                 self._extend(name, [token])
-        result = self.release.outputs.ModelRunnerOutput(
+        results = [self.release.outputs.ModelRunnerOutput(
             req_ids=names, req_id_to_index={name: at for at, name in enumerate(names)}, sampled_token_ids=sampled,
-            kv_connector_output=_connector_output(self.release.outputs, metadata, ended),
-        )
+            kv_connector_output=self._connector_output(jobs),
+        ) for jobs in ended]
+        result = results[0] if self._aggregator is None else self._aggregator.aggregate(results)
         self.scheduler.update_from_output(output, result)
+
+    def _connector_output(self, jobs: list[Job]) -> Any:
+        """The report of the connectors' worker halves of a rank; None when no job ended."""
+        meta = self.halves.report(jobs)
+        came = {name for job in jobs if job.load and not job.sync for name in job.request.split(",") if name}
+        went = {job.request for job in jobs if job.peer and not job.load}
+        if meta is None and not came and not went:
+            return None
+        failed: dict[str, Any] = {}
+        by_request = {adapter.kind for adapter in self.halves if adapter.fails_by_request or len(self.groups) > 1}
+        lost = {place for job in jobs if job.kind not in by_request for place in job.lost}
+        requests = {job.request for job in jobs if job.failed and job.kind in by_request}
+        if lost:
+            failed["invalid_block_ids"] = lost
+        if requests:
+            failed["failed_recving"] = requests
+        return self.release.outputs.KVConnectorOutput(
+            kv_connector_worker_meta=meta, finished_recving=came or None, finished_sending=went or None, **failed)
 
     # --- monitors over time ---
 
@@ -406,7 +523,7 @@ class Machine:
         if self.idle >= IDLE_STEPS and unfinished:
             raise Found("progress", self._stuck(unfinished), self._shape(unfinished))
         for name, times in self.asked.items():
-            if times > ASKED_MAX and not self.worker.busy and name in self.scheduler.requests:
+            if times > ASKED_MAX and not self.busy and name in self.scheduler.requests:
                 raise Found("bounded wait", f"request {name} was told to ask again {times} times in a row, and no copy "
                             "is in flight", "ask again without end")
         self._order(output, unfinished)
@@ -432,7 +549,7 @@ class Machine:
         holding = [request for request in unfinished if self._held(request)]
         if waiting:
             head = waiting[0]
-            want = -(-head.num_tokens // BLOCK)
+            want = -(-head.num_tokens // BLOCK) * len(self.groups)
             text += (f"; request {head.request_id} ({_state(head)}) wants {want} blocks and {free} are free, with "
                      f"{len(waiting) - 1} more behind it")
         for request in holding:
@@ -441,19 +558,22 @@ class Machine:
         return text
 
     def _held(self, request: Any) -> int:
-        return len(self.scheduler.kv_cache_manager.get_block_ids(request.request_id)[0])
+        return sum(map(len, self.scheduler.kv_cache_manager.get_block_ids(request.request_id)))
 
     def _shape(self, unfinished: list[Any]) -> str:
         """The kind of a deadlock."""
         loaded = self.release.status.WAITING_FOR_REMOTE_KVS
         if any(request.status is loaded for request in unfinished):
             return "deadlock with a loaded request that is not scheduled"
-        return "deadlock" + (", holding blocks" if any(map(self._held, unfinished)) else "")
+        if any(map(self._held, unfinished)):
+            return "deadlock, holding blocks"
+        free = self.scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
+        return "deadlock" + (" with all blocks free" if free == self.scenario.device_blocks - 1 else "")
 
-    def _cover(self, output: Any, parts: list[StepOrders], ended: list[Any]) -> None:
-        pairs = self.run.pairs
-        loads = sum(job.load for job in self.worker.jobs)
-        load = f"{min(loads, 2)} loads {min(len(self.worker.jobs) - loads, 2)} stores"
+    def _cover(self, output: Any, parts: list[StepOrders], ended: list[list[Job]]) -> None:
+        pairs, jobs = self.run.pairs, self.workers[-1].jobs
+        loads = sum(job.load for job in jobs)
+        load = f"{min(loads, 2)} loads {min(len(jobs) - loads, 2)} stores{self._shape_name}"
         for request in self.scheduler.requests.values():
             pairs.add((request.status.name, load))
         if getattr(output, "preempted_req_ids", None):
@@ -463,9 +583,10 @@ class Machine:
                 pairs.add((load, "flush"))
             if orders.stores:
                 pairs.add((load, "store"))
-        for _, job in ended:
+        for job in (job for rank in ended for job in rank):
             owner = self.scheduler.requests.get(job.request)
-            pairs.add(("gone" if owner is None else owner.status.name, "load ended" if job.load else "store ended"))
+            how = "load failed" if job.failed else "load ended" if job.load else "store ended"
+            pairs.add(("gone" if owner is None else owner.status.name, how + self._shape_name))
 
     # --- monitors at the end ---
 
@@ -476,35 +597,30 @@ class Machine:
             held = sorted(block.block_id for block in pool.blocks if block.ref_cnt and not block.is_null)
             raise Found("no leak", f"{missing} device blocks are not free after all requests ended: places "
                         f"{held[:8]}", "device blocks")
-        for name, table in _tables(self.connector):
-            if table:
-                raise Found("no leak", f"{name} still has {len(table)} entries after all requests ended: "
-                            f"{str(list(table)[:3])[:120]}", name)
-        for key, block in _host_blocks(self.connector):
-            if getattr(block, "ref_cnt", 0):
-                raise Found("no leak", f"the host block of {key[:8].hex()} keeps {block.ref_cnt} references after all "
-                            "requests ended", "host references")
+        for adapter in self.halves:
+            for name in adapter.tables:
+                table = getattr(adapter.half, name, None)
+                if isinstance(table, (dict, set, list)) and table:
+                    raise Found("no leak", f"{type(adapter.half).__name__}.{name} still has {len(table)} entries after "
+                                f"all requests ended: {str(list(table)[:3])[:120]}",
+                                f"{type(adapter.half).__name__}.{name}")
+            for block, references in adapter.held():
+                if references:
+                    raise Found("no leak", f"the host block of {block} keeps {references} references after all "
+                                "requests ended", "host references")
 
     def _events(self) -> None:
         """Truth of answers: the published events, folded, name the blocks that are cached."""
         blocks = self.scheduler.kv_cache_manager.block_pool.blocks
+        several = len(self.groups) > 1
         cached = {
-            self.release.hash_of(block.block_hash)[-8:] for block in blocks
-            if block.block_hash is not None and not block.is_null
+            self.release.hash_of(block.block_hash)[-8:] + (block.block_hash[-1:] if several else b"")
+            for block in blocks if block.block_hash is not None and not block.is_null
         }
         published = set(+self.resident.get("GPU", Counter()))
         if published != cached:
             raise Found("truth of answers", f"the KV events name {len(published - cached)} device blocks that are not "
                         f"cached, and miss {len(cached - published)} that are", "device events")
-
-
-def _orders(metadata: Any) -> Iterator[StepOrders]:
-    if metadata is None:
-        return
-    try:
-        yield from read_orders(metadata)
-    except TypeError as error:
-        raise Unsupported(f"no worker is known for {error}") from None
 
 
 def _computed(output: Any) -> Iterator[tuple[str, int]]:
@@ -543,64 +659,6 @@ def _where(error: BaseException) -> str:
     return name
 
 
-def _connector_output(outputs: Any, metadata: Any, ended: list[Job]) -> Any:
-    """The report of the connectors' worker halves on these jobs; None when no job ended."""
-    meta = _worker_meta(metadata, ended)
-    names = {name for job in ended if job.load and not job.sync for name in job.request.split(",") if name}
-    if meta is None and not names:
-        return None
-    return outputs.KVConnectorOutput(kv_connector_worker_meta=meta, finished_recving=names or None)
-
-
-def _worker_meta(metadata: Any, ended: list[Job]) -> Any:
-    name = type(metadata).__name__
-    if name == "MultiKVConnectorMetadata":
-        parts = tuple(_worker_meta(part, ended) for part in metadata.metadata)
-        if all(part is None for part in parts):
-            return None
-        module = import_module("vllm.distributed.kv_transfer.kv_connector.v1.multi_connector")
-        return module.MultiKVConnectorWorkerMetadata(metadata=parts)
-    if name == "OffloadingConnectorMetadata":
-        module = import_module("vllm.distributed.kv_transfer.kv_connector.v1.offloading.common")
-        done = Counter(job.number for job in ended if job.kind == "offloading")
-        return module.OffloadingWorkerMetadata(completed_jobs=dict(done)) if done else None
-    if name == "SimpleCPUOffloadMetadata":
-        module = import_module("vllm.v1.simple_kv_offload.metadata")
-        stores = {job.number: 1 for job in ended if job.kind == "simple" and not job.load}
-        return module.SimpleCPUOffloadWorkerMetadata(completed_store_events=stores) if stores else None
-    return None
-
-
-def _halves(connector: Any) -> Iterator[Any]:
-    """The scheduler halves inside a connector."""
-    for name in ("connector_scheduler", "scheduler_manager"):
-        half = getattr(connector, name, None)
-        if half is not None:
-            yield half
-    for inner in getattr(connector, "_connectors", ()):
-        yield from _halves(inner)
-    inside = getattr(connector, "inner", None)
-    if inside is not None:
-        yield from _halves(inside)
-
-
-def _tables(connector: Any) -> Iterator[tuple[str, Any]]:
-    for half in _halves(connector):
-        for name in TABLES:
-            table = getattr(half, name, None)
-            if isinstance(table, (dict, set, list)):
-                yield f"{type(half).__name__}.{name}", table
-
-
-def _host_blocks(connector: Any) -> Iterator[tuple[bytes, Any]]:
-    for half in _halves(connector):
-        policy = getattr(getattr(half, "manager", None), "_policy", None)
-        for name in ("blocks", "chunks", "t1", "t2"):
-            table = getattr(policy, name, None)
-            if isinstance(table, dict):
-                yield from table.items()
-
-
 def recorded(
     release: Release, connector: dict[str, Any], scenario: Scenario, faults: tuple[str, ...], path: str, tell: Any
 ) -> Any:
@@ -609,114 +667,5 @@ def recorded(
     return tapped.Tapped(release, connector, scenario, faults, tell)
 
 
-# --- planted faults of a connector ---
-
-
-def _half(connector: Any) -> Any:
-    half = getattr(connector, "connector_scheduler", None)
-    if half is None:
-        raise Unsupported("faults of a connector are planted in OffloadingConnector; this one is another")
-    return half
-
-
-def _no_flush(connector: Any) -> None:
-    half, build = _half(connector), _half(connector).build_connector_meta
-
-    def forget(output: Any) -> Any:
-        metadata = build(output)
-        metadata.jobs_to_flush = None
-        return metadata
-
-    half.build_connector_meta = forget
-
-
-def _no_fence(connector: Any) -> None:
-    half, finished = _half(connector), _half(connector).request_finished
-
-    def forget(request: Any) -> Any:
-        answer = finished(request)
-        half._block_id_to_pending_jobs.clear()
-        return answer
-
-    half.request_finished = forget
-
-
-def _no_unpin(connector: Any) -> None:
-    _half(connector).manager.complete_load = lambda *_, **__: None
-
-
-def _no_pin(connector: Any) -> None:
-    manager = _half(connector).manager
-    prepare, complete = manager.prepare_load, manager.complete_load
-
-    def unpinned(keys: Any, *rest: Any) -> Any:
-        spec = prepare(keys, *rest)
-        complete(keys, *rest)
-        return spec
-
-    manager.prepare_load = unpinned
-    manager.complete_load = lambda *_, **__: None
-
-
-def _ready_at_once(connector: Any) -> None:
-    manager = _half(connector).manager
-    prepare, complete = manager.prepare_store, manager.complete_store
-
-    def hasty(keys: Any, *rest: Any) -> Any:
-        output = prepare(keys, *rest)
-        if output is not None:
-            complete(output.keys_to_store, *rest)
-        return output
-
-    manager.prepare_store = hasty
-    manager.complete_store = lambda *_, **__: None
-
-
-def _keeps_request(connector: Any) -> None:
-    half, build = _half(connector), _half(connector).build_connector_meta
-
-    def forget(output: Any) -> Any:
-        kept = dict(half._req_status)
-        metadata = build(output)
-        for name, status in kept.items():
-            half._req_status.setdefault(name, status)
-        return metadata
-
-    half.build_connector_meta = forget
-
-
-def _asks_again(connector: Any) -> None:
-    ask = connector.get_num_new_matched_tokens
-
-    def forever(request: Any, computed: int, *rest: Any) -> Any:
-        answer = ask(request, computed, *rest)
-        return (None, False) if answer[0] and answer[0] > 3 * BLOCK else answer
-
-    connector.get_num_new_matched_tokens = forever
-
-
-def _wrong_key(connector: Any) -> None:
-    manager = _half(connector).manager
-    prepare = manager.prepare_load
-
-    def turned(keys: Any, *rest: Any) -> Any:
-        spec = prepare(keys, *rest)
-        spec.block_ids = spec.block_ids[::-1]
-        return spec
-
-    manager.prepare_load = turned
-
-
-CONNECTOR_FAULTS: dict[str, tuple[str, Any]] = {
-    "connector-no-flush": ("the connector never asks the worker to flush", _no_flush),
-    "connector-no-fence": ("places of finished requests are forgotten while stores read them", _no_fence),
-    "connector-no-unpin": ("a load keeps its host blocks for ever", _no_unpin),
-    "connector-no-pin": ("a load does not keep its host blocks", _no_pin),
-    "connector-ready-at-once": ("a stored block is found before its copy has ended", _ready_at_once),
-    "connector-keeps-requests": ("finished requests stay in the connector's table", _keeps_request),
-    "connector-asks-again": ("hits of more than three blocks are answered with \"ask again\"", _asks_again),
-    "connector-turned-keys": ("the blocks of a load are taken in reverse order", _wrong_key),
-}
-"""Faults of OffloadingConnector that ``--fault`` plants: each omits a step."""
 ENGINE = (Release, Machine)
 """Release and machine, as the worker makes them."""

@@ -15,10 +15,15 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any, TextIO
 
+from kvbm_console.explore.connectors import Unsupported
 from kvbm_console.explore.scenario import GENERATE, Scenario
 from kvbm_console.explore.shrink import shrink
 
 Say = Callable[[dict[str, Any]], None]
+
+
+class NotMade(Exception):
+    """The engine refuses the machine of a scenario; the text has its choices and the engine's reason."""
 
 
 def main() -> int:
@@ -27,15 +32,13 @@ def main() -> int:
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 1)
     os.dup2(null, 2)
-    from kvbm_console.explore import vllm
-
     engine: Any = import_module(f"kvbm_console.explore.{sys.argv[1]}")
     try:
         release = engine.ENGINE[0]()
     except ImportError as error:
         _say(out, {"unsupported": f"{sys.argv[1]} cannot be imported here: {error}"})
         return 2
-    except vllm.Unsupported as error:
+    except Unsupported as error:
         _say(out, {"unsupported": str(error)})
         return 2
     _say(out, {"release": f"{release.name} {release.version}"})
@@ -44,7 +47,7 @@ def main() -> int:
         try:
             for answer in _answers(engine, release, task, lambda part: _say(out, part)):
                 _say(out, answer)
-        except vllm.Unsupported as error:
+        except Unsupported as error:
             _say(out, {"unsupported": str(error)})
             return 2
         _say(out, {"done": True})
@@ -59,8 +62,17 @@ def _say(out: TextIO, answer: dict[str, Any]) -> None:
 def _answers(engine: Any, release: Any, task: dict[str, Any], say: Say) -> Any:
     connector, faults = task["connector"], tuple(task["faults"])
 
+    def machine(scenario: Scenario) -> Any:
+        try:
+            return engine.ENGINE[1](release, connector, scenario, faults)
+        except Unsupported:
+            raise
+        except Exception as error:
+            text = f"{type(error).__name__}: {str(error)[:200]}".strip(": ")
+            raise NotMade(f"{', '.join(f'{name} {value}' for name, value in scenario.machine)}: {text}") from error
+
     def play(scenario: Scenario) -> Any:
-        return engine.ENGINE[1](release, connector, scenario, faults).play()
+        return machine(scenario).play()
 
     if "shrink" in task:
         yield _shrunk(play, task)
@@ -70,7 +82,14 @@ def _answers(engine: Any, release: Any, task: dict[str, Any], say: Say) -> Any:
         return
     for profile, seed in task["runs"]:
         began = time.process_time()
-        run = play(GENERATE[sys.argv[1]](profile, seed))
+        scenario = GENERATE[sys.argv[1]](profile, seed)
+        try:
+            run = play(scenario)
+        except NotMade as error:
+            if not scenario.machine:
+                raise Unsupported(f"the scheduler cannot be made here{error}") from error
+            yield {"profile": profile, "seed": seed, "skipped": str(error)}
+            continue
         yield {
             "profile": profile, "seed": seed, "steps": run.steps, "reads": run.reads, "moved": run.moved_blocks,
             "cpu_s": time.process_time() - began, "pairs": sorted(map(list, run.pairs)),
@@ -83,7 +102,10 @@ def _shrunk(play: Any, task: dict[str, Any]) -> dict[str, Any]:
 
     def ends(candidate: Scenario) -> str | None:
         left[0] -= 1
-        verdict = play(candidate).verdict
+        try:
+            verdict = play(candidate).verdict
+        except NotMade:
+            return None
         return None if verdict is None else str(verdict.signature)
 
     best = shrink(scenario, signature, ends, lambda: left[0] > 0)

@@ -24,6 +24,7 @@ from kvbm_console.core.ids import (
     EvictRule,
     FinishReason,
     HoldEnd,
+    Measure,
     Route,
     SkipReason,
     SlotState,
@@ -110,11 +111,14 @@ def _tiers(scrape: Scrape) -> Iterator[Sample]:
     for (tier, medium), declared in _by_medium(state).items():
         pools = state.living(declared)
         labels = {"tier": tier.label, "medium": medium}
-        capacities = [pool.info.capacity_blocks for pool in pools]
-        known = None not in capacities
-        yield "kvbm_tier_capacity_blocks", sum(each or 0 for each in capacities) if known else None, labels
+        capacities = [state.capacity_of(pool) for pool in pools]
+        known = None not in [pool.info.capacity_blocks for pool in pools]
+        told = sum(each or 0 for each in capacities) if None not in capacities else None
+        yield "kvbm_tier_capacity_blocks", told, labels
+        streamed = all(pool.info.authority is Authority.STREAM for pool in pools)
         for condition in Condition:
-            if known or condition is not Condition.EMPTY:  # unknown places cannot be counted as empty
+            # Unknown places cannot be counted as empty, and a stream does not tell which blocks are in use.
+            if not streamed and (known or condition is not Condition.EMPTY):
                 blocks = sum(pool.counts[condition] for pool in pools)
                 yield "kvbm_tier_blocks", blocks, {**labels, "condition": condition.label}
         blocks_here = sum(pool.resident_blocks for pool in pools)
@@ -181,6 +185,9 @@ def _prefetch(scrape: Scrape) -> Iterator[Sample]:
 
 
 def _reuse(scrape: Scrape) -> Iterator[Sample]:
+    """Hits and thrash; nothing where only event streams report, which name no request."""
+    if scrape.state.streams_only:
+        return
     totals = scrape.state.totals
     yield "kvbm_prompt_blocks_total", totals.prompt_blocks, _BARE
     yield "kvbm_lost_hit_blocks_total", totals.lost_blocks, _BARE
@@ -223,6 +230,9 @@ def _route(route: Route) -> dict[str, str]:
 
 
 def _slots(scrape: Scrape) -> Iterator[Sample]:
+    """Slots and requests; nothing where only event streams report."""
+    if scrape.state.streams_only:
+        return
     state, totals = scrape.state, scrape.state.totals
     counts = dict.fromkeys(SlotState, 0)
     since: dict[SlotState, int] = {}
@@ -267,6 +277,45 @@ def _streams(scrape: Scrape) -> Iterator[Sample]:
         yield "kvbm_stream_connected", row.status.connected, labels
         yield "kvbm_stream_last_batch_age_seconds", age_s, labels
         yield "kvbm_stream_uncertain", row.source in scrape.state.lost_sources, labels
+        yield "kvbm_stream_ended", scrape.state.has_ended(row.source), labels
+        yield from _engine_numbers(scrape, row, labels)
+        yield from _lives(scrape, row.source, labels)
+
+
+_ENGINE_GAUGES: Final = (
+    ("kvbm_engine_capacity_blocks", Measure.CAPACITY_BLOCKS, 1), ("kvbm_engine_used_ratio", Measure.USED_PPM, 10**6),
+    ("kvbm_engine_running", Measure.RUNNING, 1), ("kvbm_engine_waiting", Measure.WAITING, 1),
+    ("kvbm_engine_preemptions_total", Measure.PREEMPTIONS, 1),
+    ("kvbm_engine_query_tokens_total", Measure.QUERY_TOKENS, 1),
+    ("kvbm_engine_hit_tokens_total", Measure.HIT_TOKENS, 1),
+    ("kvbm_engine_below_query_tokens_total", Measure.BELOW_QUERY_TOKENS, 1),
+    ("kvbm_engine_below_hit_tokens_total", Measure.BELOW_HIT_TOKENS, 1),
+    ("kvbm_engine_first_token_seconds", Measure.FIRST_TOKEN_NS, SECOND_NS),
+)
+
+
+def _engine_numbers(scrape: Scrape, row: Any, labels: Mapping[str, str]) -> Iterator[Sample]:
+    """The engine's own numbers as it told them last; unknown numbers are missing."""
+    known = scrape.state.measured.get(row.source)
+    if row.page is not None:
+        yield "kvbm_engine_scrape_failures_total", row.page.failures, labels
+    for name, measure, unit in _ENGINE_GAUGES:
+        if known is not None and measure in known.values:
+            yield name, known.values[measure] / unit, labels
+
+
+def _lives(scrape: Scrape, source: int, labels: Mapping[str, str]) -> Iterator[Sample]:
+    """Lifetimes of the blocks of a stream, and those that were stored again."""
+    for pool in scrape.state.pools:
+        chains = pool.chains
+        if pool.info.source != source or chains is None:
+            continue
+        place = {**labels, "tier": pool.info.tier.label, "medium": pool.info.medium, "group": str(pool.info.group)}
+        yield "kvbm_stream_again_blocks_total", sum(chains.again.values()), place
+        for share in ("0.5", "0.9"):
+            lived = chains.lived_within(float(share))
+            yield ("kvbm_stream_block_lifetime_seconds", None if lived is None else lived / SECOND_NS,
+                   {**place, "quantile": share})
 
 
 def _recorder(scrape: Scrape) -> Iterator[Sample]:

@@ -56,7 +56,7 @@ HELP: Final[dict[str, str]] = {
         "Evicted blocks that the policy remembers; missing for policies without history. Near "
         "kvbm_policy_ghosts_max: older history is forgotten, which is normal on long runs.",
     "kvbm_policy_ghosts_max":
-        "Most evicted blocks that the policy remembers, about 150 bytes each. Above the free memory: name another "
+        "Most evicted blocks that the policy remembers, about 310 bytes each. Above the free memory: name another "
         "policy.",
     "kvbm_policy_half_life_seconds":
         "Half-life that lrfu_auto has chosen, 0 for pure recency; missing while it counts uses while resident. "
@@ -159,6 +159,31 @@ HELP: Final[dict[str, str]] = {
         "only while requests run.",
     "kvbm_stream_uncertain":
         "1 when reports of this publisher were lost since it was last known whole: its counts may be wrong.",
+    "kvbm_stream_ended": "1 when the engine of a publisher is gone. Its blocks are gone, too.",
+    "kvbm_engine_capacity_blocks":
+        "Blocks that the engine's device can hold, from its own metrics; missing if unknown. A fall is a restart.",
+    "kvbm_engine_used_ratio":
+        "Share of the device's blocks that live requests use, from the engine's own metrics. Near 1: requests wait or "
+        "are preempted.",
+    "kvbm_engine_running": "Requests that the engine runs, from its own metrics. 0: it is idle or stuck.",
+    "kvbm_engine_waiting": "Requests that wait in the engine, from its own metrics. Growing: it is overloaded.",
+    "kvbm_engine_preemptions_total":
+        "Preemptions, from the engine's own metrics. Growing: its blocks do not suffice for the running requests.",
+    "kvbm_engine_query_tokens_total": "Prompt tokens that the engine looked up on its device. Flat: no prompt comes.",
+    "kvbm_engine_hit_tokens_total":
+        "Prompt tokens that the engine found there. Falling per kvbm_engine_query_tokens_total: prefixes are lost.",
+    "kvbm_engine_below_query_tokens_total":
+        "Prompt tokens that the engine looked up below its device. Flat: no lower tier.",
+    "kvbm_engine_below_hit_tokens_total": "Prompt tokens that the engine found there. 0: the lower tier does not pay.",
+    "kvbm_engine_first_token_seconds":
+        "Mean time to the first token over the last minute, from the engine's own metrics. Growing: requests queue.",
+    "kvbm_engine_scrape_failures_total":
+        "Failed readings of the engine's own metrics. Growing: the engine is down, or serves no metrics.",
+    "kvbm_stream_again_blocks_total":
+        "Blocks that were stored again after their eviction. Near the stored blocks: the tier is too small.",
+    "kvbm_stream_block_lifetime_seconds":
+        "Time between a block's store and its eviction, by quantile. Far below the time between the turns of a "
+        "session: the tier is too small.",
     "kvbm_tap_calls_total":
         "Connector calls of a watched engine that its tap has seen. Flat while requests run: the engine hangs.",
     "kvbm_tap_dropped_total":

@@ -18,6 +18,7 @@ of all sources are gone.
 Law of this file: an event of a source is in the result, or counted in a gap, or in front of the result's beginning.
 """
 
+import copy
 import heapq
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -230,6 +231,15 @@ def side_by_side(parts: Sequence[MergedSource], shared: SharedNumbers) -> CacheS
         _copies(part, state, whole)
         _debugger(part, state, whole)
         whole.lost_sources |= {part.source(own): times for own, times in state.lost_sources.items()}
+        whole.measured |= {
+            part.source(own): msgspec.structs.replace(
+                known, at_ns=known.at_ns + part.shift_ns, first_ns=known.first_ns + part.shift_ns)
+            for own, known in state.measured.items()
+        }
+        whole.connectors |= {
+            part.source(own): msgspec.structs.replace(known, at_ns=known.at_ns + part.shift_ns)
+            for own, known in state.connectors.items()
+        }
         whole.running, whole.waiting = whole.running + state.running, whole.waiting + state.waiting
         whole.draining |= state.draining
         whole.at_ns = max(whole.at_ns, state.at_ns + part.shift_ns)
@@ -258,6 +268,8 @@ def _pool(part: MergedSource, own: PoolFacts) -> PoolFacts:
     pool.copies = {key: list(places) for key, places in own.copies.items()}
     pool.quarantined = {place: [*map(part.number, runs)] for place, runs in own.quarantined.items()}
     pool.counts = list(own.counts)
+    pool.chains = copy.deepcopy(own.chains)
+    pool.silent = own.silent
     return pool
 
 
@@ -285,7 +297,8 @@ def _copies(part: MergedSource, state: CacheState, whole: CacheState) -> None:
             own, candidate=number(own.candidate), slot=None if own.slot is None else part.slots.get(own.slot),
             operation=None if own.operation is None else number(own.operation), planned_ns=own.planned_ns + shift,
             enqueued_ns=at(own.enqueued_ns), evaluated_ns=at(own.evaluated_ns), promoted_ns=at(own.promoted_ns),
-            started_ns=at(own.started_ns),
+            started_ns=at(own.started_ns), request=part.text(own.request) if own.request else "",
+            for_slot=None if own.for_slot is None else part.slots.get(own.for_slot),
         )
     for operation in state.operations.values():
         whole.operations[number(operation.operation)] = msgspec.structs.replace(

@@ -190,6 +190,8 @@ class Recorder:
         """Up to this size of the segment retention has made room."""
         self._written_keyframes = self._keyframe_bytes = self._first_bytes = self._memory_bytes = 0
         """Keyframes of this run; compressed bytes of the last, of the last complete, and of the last memory."""
+        self._opening_bytes = 0
+        """Bytes of a segment's file up to the end of the last complete keyframe, if it is the first in the segment."""
         self._sealer = BackgroundSealer(
             self.directory, self.retention, to_seal if self._seal else [],
             lambda: max(0, self._segment_limit - self._segment.size),
@@ -286,10 +288,17 @@ class Recorder:
             return f"no keyframe is written, so replays begin at the last one: {self._keyframe_refused}"
         if self._rotation_refused is not None:
             return f"no new segment can begin: {self._rotation_refused}"
-        keep = self.retention.keep_bytes
-        if keep is not None and self._segment_limit + self._first_bytes > keep:
-            return f"keep is {keep} bytes, less than two segments with keyframes of {self._first_bytes} bytes"
-        return self._sealer.failure
+        return self._misfit() or self._sealer.failure
+
+    def _misfit(self) -> str | None:
+        """The sentence that ``keep`` has no room for a segment and the beginning of the next; None if it has.
+
+        An eighth of a keyframe is for the flushes that are written while the rotation is on its way.
+        """
+        keep, first = self.retention.keep_bytes, self._opening_bytes
+        if keep is None or self._segment_limit + first + first // 8 + keep // KEEP_PER_MARKS <= keep:
+            return None
+        return f"keep is {keep} bytes, less than two segments with keyframes of {first} bytes"
 
     def settle(self, timeout_s: float = CLOSE_TIMEOUT_S) -> bool:
         """Wait until all offered chunks are written or counted, then for a sync; False when the disk takes longer.
@@ -353,7 +362,7 @@ class Recorder:
         keep, first = self.retention.keep_bytes, self._first_bytes
         wanted = max(self._segment_bytes, KEYFRAMES_PER_SEGMENT * first)
         if keep is not None:
-            wanted = min(wanted, keep * KEEP_SHARE_PERCENT // 100)
+            wanted, first = min(wanted, keep * KEEP_SHARE_PERCENT // 100), self._opening_bytes
             return max(wanted, min(2 * first, keep * KEEP_SHARE_MAX_PERCENT // 100), first + first // 8)
         return max(wanted, 2 * first)
 
@@ -501,6 +510,11 @@ class Recorder:
         self._keyframe_bytes = sum(len(data) for *_, data in frames)
         if item.memory or not self._first_bytes:
             self._first_bytes = self._keyframe_bytes
+            self._opening_bytes = self._begin_bytes(segment.about, frames)
+
+    def _begin_bytes(self, about: About, frames: list[_Entry]) -> int:
+        """Bytes of the file with which a segment begins: its preamble and these frames."""
+        return len(fmt.encode_preamble(about)) + sum(len(data) + FRAME_HEAD_BYTES for *_, data in frames)
 
     def _append_gap(self, segment: SegmentWriter, last: int) -> None:
         self._append_mark(segment, Gap(self._next_seq, last, self._reason or "the writer fell behind"))
@@ -544,8 +558,10 @@ class Recorder:
         keep, segment = self.retention.keep_bytes, self._segment
         if keep is None:
             return
-        next_one = self._first_bytes + keep // KEEP_PER_MARKS
+        next_one = self._opening_bytes + keep // KEEP_PER_MARKS
         if 2 * next_one <= keep < segment.size + size + next_one:  # a rotation was refused again and again
+            if (misfit := self._misfit()) is not None:
+                raise KeepReached(0, misfit)
             raise SegmentOver(0, f"no new segment can begin: {self._rotation_refused or 'the writer fell behind'}")
         if segment.size + size <= self._granted:
             return
@@ -556,9 +572,8 @@ class Recorder:
         raise self._keep_reached()
 
     def _keep_reached(self) -> KeepReached:
-        return KeepReached(0, (
-            f"keep is {self.retention.keep_bytes} bytes, less than two segments with keyframes of "
-            f"{self._first_bytes} bytes"
+        return KeepReached(0, self._misfit() or (
+            f"keep is {self.retention.keep_bytes} bytes, and files that may not be removed take too many of them"
         ))
 
     def _rotate(self, item: Key) -> bool:
@@ -570,7 +585,7 @@ class Recorder:
         try:
             frames = self._frames_of(item, about)
             if not self._segment.broken:
-                size = sum(len(data) + FRAME_HEAD_BYTES for *_, data in frames)
+                size = self._begin_bytes(about, frames) + (self.retention.keep_bytes or 0) // KEEP_PER_MARKS
                 if not (self._sealer.retain(max(size, self._segment_limit)) or self._sealer.retain(size)):
                     raise self._keep_reached()
             self._lock.renew()

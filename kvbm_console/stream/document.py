@@ -48,7 +48,8 @@ def status_document(
         "tiers": {tier.label: tier_row(state, tier) for tier in Tier},
         "thrash": {
             "window_ns": thrash_window_ns, "evicted_blocks": sum(state.totals.evicted_blocks),
-            "thrash_blocks": sum(state.totals.returned_blocks), "thrash_rate": state.totals.thrash(),
+            "thrash_blocks": None if state.streams_only else sum(state.totals.returned_blocks),
+            "thrash_rate": None if state.streams_only else state.totals.thrash(),
         },
         "prefetch": {
             "fetched_blocks": state.totals.moved_blocks.get(Route.G3_G2.label, 0),
@@ -90,22 +91,23 @@ def slot_row(state: CacheState, slot: SlotFacts, at_ns: int) -> Document:
 
 
 def tier_row(state: CacheState, tier: Tier) -> Document:
-    """One tier of the document: the sum over the pools of all engines."""
+    """One tier of the document: the sum over the pools of all engines. Event streams tell neither use nor hits."""
     pools = state.living([pool for pool in state.pools if pool.info.tier is tier])
-    capacities = [pool.info.capacity_blocks for pool in pools]
+    capacities = [state.capacity_of(pool) for pool in pools]
     known = [capacity for capacity in capacities if capacity is not None]
+    told = not state.streams_only
     return {
         "capacity_blocks": sum(known) if len(known) == len(capacities) else None,
         "resident_blocks": sum(pool.resident_blocks for pool in pools),
-        "referenced_blocks": sum(pool.counts[Condition.REFERENCED] for pool in pools),
-        "writing_blocks": sum(pool.counts[Condition.WRITING] for pool in pools),
-        "hits": state.totals.hit_blocks[tier - 1],
-        "lookups": state.totals.prompt_blocks,
+        "referenced_blocks": sum(pool.counts[Condition.REFERENCED] for pool in pools) if told else None,
+        "writing_blocks": sum(pool.counts[Condition.WRITING] for pool in pools) if told else None,
+        "hits": state.totals.hit_blocks[tier - 1] if told else None,
+        "lookups": state.totals.prompt_blocks if told else None,
         "uncertain": any(pool.info.source in state.lost_sources for pool in pools),
         "evicted_blocks": state.totals.evicted_blocks[tier - 1],
-        "thrash_blocks": state.totals.returned_blocks[tier - 1],
-        "thrash_rate": state.totals.thrash(tier),
-        "asked_again_blocks": sum(state.totals.asked_again[tier - 1]),
+        "thrash_blocks": state.totals.returned_blocks[tier - 1] if told else None,
+        "thrash_rate": state.totals.thrash(tier) if told else None,
+        "asked_again_blocks": sum(state.totals.asked_again[tier - 1]) if told else None,
         "asked_again_p50_ns": age_within(state.totals.asked_again[tier - 1], 0.5),
         "asked_again_p90_ns": age_within(state.totals.asked_again[tier - 1], 0.9),
     }

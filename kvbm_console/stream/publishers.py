@@ -1,9 +1,10 @@
-"""The queue size of an event stream's publisher, as a note on the record.
+"""Publishers of event streams in words: the size of the queue as a note on the record, the engine's own numbers.
 
-Law of this file: it reads its own texts, and a text of another shape means nothing.
+Law of this file: it reads its own texts, and a text of another shape means nothing. An unknown number has no text.
 """
 
 import re
+from collections.abc import Mapping
 from typing import Final
 
 QUEUE_SAFE: Final = 10_000
@@ -34,3 +35,45 @@ def queue_of(detail: str) -> tuple[int, int | None] | None:
 def queue_is_safe(batches_max: int) -> bool:
     """True if a queue of so many batches, 0 for no bound, leaves the engine time for a replay."""
     return not batches_max or batches_max >= QUEUE_SAFE
+
+
+def hit_share(values: Mapping[str, int]) -> tuple[int, int, int | None] | None:
+    """(hits, prompt tokens, their time in ns): of the last minute if prompts came, else since the engine began.
+
+    ``values`` are measures by label. The time is None since the engine began; the result is None if hits are unknown.
+    """
+    asked, found = values.get("recent_query_tokens"), values.get("recent_hit_tokens")
+    if asked and found is not None:
+        return found, asked, values.get("recent_ns")
+    asked, found = values.get("query_tokens"), values.get("hit_tokens")
+    return (found, asked, None) if asked and found is not None else None
+
+
+def measure_texts(values: Mapping[str, int]) -> list[tuple[str, str]]:
+    """(subject, words) of each number that an engine tells, the most important first.
+
+    >>> [text for _, text in measure_texts({"running": 3, "used_ppm": 250_000})]
+    ['in use 25.0 %', '3 running']
+    """
+    texts = []
+    hits = hit_share(values)
+    if hits is not None:
+        found, asked, span = hits
+        during = "since the engine began" if span is None else f"last {max(1, round(span / 1e9))} s"
+        texts.append(("hits", f"hit rate {100 * found / asked:.1f} % of {asked:,} prompt tokens, {during}"))
+    below, looked_up = values.get("below_hit_tokens"), values.get("below_query_tokens")
+    if below is not None and (below or looked_up):
+        whole = f" of {looked_up:,}" if looked_up else ""
+        texts.append(("below", f"{below:,}{whole} tokens found below G1"))
+    if "capacity_blocks" in values:
+        texts.append(("capacity", f"capacity {values['capacity_blocks']:,} blocks"))
+    if "host_capacity_blocks" in values:
+        texts.append(("host", f"host {values['host_capacity_blocks']:,} blocks"))
+    if "used_ppm" in values:
+        texts.append(("used", f"in use {values['used_ppm'] / 1e4:.1f} %"))
+    texts += [(name, f"{values[name]:,} {name}") for name in ("running", "waiting") if name in values]
+    if "preemptions" in values:
+        texts.append(("preemptions", f"{values['preemptions']:,} preempted"))
+    if "first_token_ns" in values:
+        texts.append(("first token", f"first token after {values['first_token_ns'] / 1e6:,.0f} ms"))
+    return texts

@@ -5,7 +5,8 @@ public method, property, class method and static method is found at run time and
 inside.
 
 A hybrid model keeps several groups of blocks in one pool of places, and a connector does not hear which of its blocks
-are in the prefix cache under which hash. So the engine's pool is observed, too.
+are in the prefix cache under which hash. So the engine's pool is observed, too. ``scheduler`` uses the same recorded
+calls when the scheduler itself is observed.
 
 Law of this file: results and errors of the inner connector reach the engine unchanged, with two exceptions. A held
 request's lookup is answered with "ask again", and ``sanitize`` adds to the messages between both halves of a connector.
@@ -22,7 +23,7 @@ from kvbm_console.tap.sanitizing import WORKER_CALLS, WorkerMeta
 
 _now = time.monotonic_ns
 _CALLS: Final = ("allocate_slots",)
-_POOL_CALLS: Final = ("get_new_blocks", "cache_full_blocks", "evict_blocks")
+_POOL_CALLS: Final = ("get_new_blocks", "cache_full_blocks")
 """Without these the groups cannot be followed."""
 
 
@@ -125,8 +126,7 @@ def bind_kv_cache_manager(self: Any, kv_cache_manager: Any) -> Any:
     recorder = self._recorder
     try:
         record_resets(recorder, kv_cache_manager)
-        if recorder.by_place:
-            recorder.places_known = record_places(recorder, kv_cache_manager)
+        recorder.places_known = record_places(recorder, kv_cache_manager)
     except Exception:
         recorder.failed()
     return self._tapped.bind_kv_cache_manager(kv_cache_manager)
@@ -136,11 +136,12 @@ def on_new_request(self: Any, request: Any) -> Any:
     """A request arrived."""
     recorder = self._recorder
     with recorder.part:
-        _arrived(recorder, request)
+        arrived(recorder, request)
     return self._tapped.on_new_request(request)
 
 
-def _arrived(recorder: TapRecorder, request: Any) -> None:
+def arrived(recorder: TapRecorder, request: Any) -> None:
+    """Remember a request until it ends, and record its arrival."""
     if len(recorder.live) < LIVE_MAX:
         recorder.live[request.request_id] = request
         if recorder.on:
@@ -155,7 +156,7 @@ def get_num_new_matched_tokens(self: Any, request: Any, num_computed_tokens: int
     recorder = self._recorder
     try:
         if request.request_id not in recorder.live:
-            _arrived(recorder, request)  # older engines report no arrival
+            arrived(recorder, request)  # older engines report no arrival
         if recorder.gated and recorder.must_wait(request.request_id, num_computed_tokens):
             recorder.spent(_now() - began)
             return None, False
@@ -180,34 +181,44 @@ def update_state_after_alloc(self: Any, request: Any, blocks: Any, num_external_
     """Device blocks were allocated."""
     recorder = self._recorder
     with recorder.part as began:
-        if recorder.on:
-            recorder.forget(request.request_id)
-            # The record carries the present length of each list, because the engine's own lists go on growing.
-            groups = getattr(blocks, "blocks", None)
-            ids = blocks.get_block_ids() if groups is None else tuple((group, len(group)) for group in groups)
-            recorder.put(("alloc", began, request.request_id, ids, num_external_tokens))
+        allocated(recorder, began, request.request_id, blocks, num_external_tokens)
     return self._tapped.update_state_after_alloc(request, blocks, num_external_tokens)
 
 
+def allocated(recorder: TapRecorder, now: int, name: str, blocks: Any, external: int) -> None:
+    """Record all blocks of a request that starts or waits for a load."""
+    if recorder.on:
+        recorder.forget(name)
+        # The record carries the present length of each list, because the engine's own lists go on growing.
+        groups = getattr(blocks, "blocks", None)
+        ids = blocks.get_block_ids() if groups is None else tuple((group, len(group)) for group in groups)
+        recorder.put(("alloc", now, name, ids, external))
+
+
 def build_connector_meta(self: Any, scheduler_output: Any) -> Any:
-    """A step was formed."""
+    """A step was formed. The copies that the connector inside orders in it are recorded before the step."""
+    metadata = self._tapped.build_connector_meta(scheduler_output)
     recorder = self._recorder
     with recorder.part as began:
-        if scheduler_output.num_scheduled_tokens:
-            recorder.stepped(began)
-        if recorder.on:
-            if recorder.want_full or recorder.unheard:
-                _tell_all(self, recorder, scheduler_output, began)
-            else:
-                preempted = getattr(scheduler_output, "preempted_req_ids", None)
-                recorder.put((
-                    "step", began, scheduler_output, tuple(preempted) if preempted else (),
-                    _lengths(recorder, scheduler_output),
-                ))
-    metadata = self._tapped.build_connector_meta(scheduler_output)
+        formed(recorder, began, scheduler_output, getattr(self, "_kv_cache_manager", None))
     if self._marker is not None:
         _mark(self, scheduler_output, metadata)
     return metadata
+
+
+def formed(recorder: TapRecorder, now: int, scheduler_output: Any, manager: Any) -> None:
+    """Record a step before the engine counts its tokens as computed."""
+    if scheduler_output.num_scheduled_tokens:
+        recorder.stepped(now)
+    if recorder.on:
+        if recorder.want_full or recorder.unheard:
+            _tell_all(manager, recorder, scheduler_output, now)
+        else:
+            preempted = getattr(scheduler_output, "preempted_req_ids", None)
+            recorder.put((
+                "step", now, scheduler_output, tuple(preempted) if preempted else (),
+                _lengths(recorder, scheduler_output),
+            ))
 
 
 def _mark(self: Any, scheduler_output: Any, metadata: Any) -> None:
@@ -239,13 +250,12 @@ def _lengths(recorder: TapRecorder, scheduler_output: Any) -> dict[str, int]:
     return {name: live[name].num_tokens for name in starting if name in live}
 
 
-def _tell_all(self: Any, recorder: TapRecorder, scheduler_output: Any, now: int) -> None:
+def _tell_all(manager: Any, recorder: TapRecorder, scheduler_output: Any, now: int) -> None:
     """Every live request with its blocks, as they are after this step: what a listener begins with."""
     if len(recorder.queue) > QUEUE_MAX // 2:
         return  # the sender is behind: at a later step
     recorder.want_full = recorder.unheard = False
     recorder.answers.clear()
-    manager = getattr(self, "_kv_cache_manager", None)
     scheduled = scheduler_output.num_scheduled_tokens
     drafts = getattr(scheduler_output, "scheduled_spec_decode_tokens", None) or {}
     rows = []
@@ -253,11 +263,13 @@ def _tell_all(self: Any, recorder: TapRecorder, scheduler_output: Any, now: int)
         ids = manager.get_block_ids(name) if manager is not None else ()
         rows.append((
             request, ids, request.num_computed_tokens + scheduled.get(name, 0) - len(drafts.get(name, ())),
-            name in scheduled, request.status, request.num_tokens,
+            name in scheduled, request.status, request.num_tokens, _leading(manager, ids),
         ))
     places = None if recorder.by_place and not recorder.places_known else places_of(manager)
     below = None if recorder.below is None else [(medium, dict(held)) for medium, held in recorder.below.items()]
     recorder.put(("all", now, rows, int(bool(recorder.stepped_ns)), recorder.dropped, places, below))
+    if recorder.watch is not None:
+        recorder.watch.tell_open()
 
 
 def update_connector_output(self: Any, connector_output: Any) -> Any:
@@ -305,17 +317,28 @@ _EARLY: Final = ("FINISHED_ABORTED", "FINISHED_ERROR")
 def _finished(self: Any, request: Any, groups: Any, answer: Any) -> None:
     recorder = self._recorder
     with recorder.part as began:
-        recorder.live.pop(request.request_id, None)
-        recorder.forget(request.request_id)
-        if recorder.on:
-            early = getattr(request.status, "name", "") in _EARLY
-            recorder.put(("finish", began, request, bool(answer[0]), _named(self, groups) if early else ()))
+        named = named_blocks(getattr(self, "_kv_cache_manager", None), request, groups)
+        ended(recorder, began, request, bool(answer[0]), named)
 
 
-def _named(self: Any, groups: Any) -> tuple[int, ...]:
+def ended(recorder: TapRecorder, now: int, request: Any, delayed: bool, named: tuple[int, ...]) -> None:
+    """Forget a request, and record its end."""
+    recorder.live.pop(request.request_id, None)
+    recorder.forget(request.request_id)
+    if recorder.on:
+        recorder.put(("finish", now, request, delayed, named))
+
+
+def named_blocks(manager: Any, request: Any, groups: Any) -> tuple[int, ...]:
+    """Number of leading blocks with a hash in each group, for a request that ends before its time.
+
+    Empty for other requests, and if the engine does not give its blocks."""
+    return _leading(manager, groups) if getattr(request.status, "name", "") in _EARLY else ()
+
+
+def _leading(manager: Any, groups: Any) -> tuple[int, ...]:
     """Number of leading blocks with a hash in each group; empty if the engine does not give its blocks."""
-    pool = getattr(getattr(self, "_kv_cache_manager", None), "block_pool", None)
-    blocks = getattr(pool, "blocks", None)
+    blocks = getattr(getattr(manager, "block_pool", None), "blocks", None)
     if blocks is None:
         return ()
     return tuple(
@@ -368,13 +391,16 @@ def record_resets(recorder: TapRecorder, manager: Any) -> None:
             ]))
 
     if hasattr(manager, "reset_prefix_cache"):
-        _after(recorder, manager, "reset_prefix_cache", forgot)
+        after(recorder, manager, "reset_prefix_cache", forgot)
 
 
-def record_places(recorder: TapRecorder, manager: Any) -> bool:
+def record_places(
+    recorder: TapRecorder, manager: Any, tell: Callable[[Any, Any, int | None], None] | None = None
+) -> bool:
     """Record each place of the pool that is allocated or cached, with its request and hash.
 
-    Returns False if the manager or its pool lacks the methods that this needs."""
+    ``tell`` gets the result of an allocation, its request, and the number of tokens that a connector loads, None if
+    the engine does not pass it. Returns False if the manager or its pool lacks the methods that this needs."""
     pool = getattr(manager, "block_pool", None)
     if not all(hasattr(manager, name) for name in _CALLS) or not all(hasattr(pool, name) for name in _POOL_CALLS):
         return False
@@ -389,7 +415,8 @@ def record_places(recorder: TapRecorder, manager: Any) -> bool:
     def cached(_: Any, request: Any, blocks: Any, num_cached_blocks: int, num_full_blocks: int, *__: Any,
                **___: Any) -> None:
         if num_cached_blocks < num_full_blocks:
-            report([block for block in blocks[num_cached_blocks:num_full_blocks] if block.block_hash is not None])
+            named = [(block.block_id, block.block_hash) for block in blocks[num_cached_blocks:num_full_blocks]]
+            recorder.put(("named", _now(), request.request_id, num_cached_blocks, named))
 
     def evicted(_: Any, block_ids: Any) -> None:
         report([blocks[place] for place in block_ids])
@@ -400,15 +427,15 @@ def record_places(recorder: TapRecorder, manager: Any) -> bool:
     def moved(_: Any, src_block: Any, dst_block: Any) -> None:
         report([src_block, dst_block])
 
-    _around_allocations(recorder, manager)
-    for name, tell in (("get_new_blocks", allocated), ("cache_full_blocks", cached), ("evict_blocks", evicted),
+    _around_allocations(recorder, manager, tell)
+    for name, changes in (("get_new_blocks", allocated), ("cache_full_blocks", cached), ("evict_blocks", evicted),
                        ("cache_partial_block", partly), ("move_block_hashes", moved)):
         if hasattr(pool, name):
-            _after(recorder, pool, name, tell)
+            after(recorder, pool, name, changes)
     return True
 
 
-def _after(recorder: TapRecorder, owner: Any, name: str, tell: Callable[..., None]) -> None:
+def after(recorder: TapRecorder, owner: Any, name: str, tell: Callable[..., None]) -> None:
     """Wrap ``owner.name``: while a daemon listens, ``tell`` gets its result and its arguments."""
     inside = getattr(owner, name)
 
@@ -425,16 +452,26 @@ def _after(recorder: TapRecorder, owner: Any, name: str, tell: Callable[..., Non
     setattr(owner, name, outside)
 
 
-def _around_allocations(recorder: TapRecorder, manager: Any) -> None:
+def _around_allocations(
+    recorder: TapRecorder, manager: Any, tell: Callable[[Any, Any, int | None], None] | None
+) -> None:
     inside = manager.allocate_slots
+    # Releases before 0.14 do not pass the number of external tokens.
+    external = 0 if "num_external_computed_tokens" in inspect.signature(inside).parameters else None
 
     @functools.wraps(inside)
     def allocate_slots(request: Any, *args: Any, **kwargs: Any) -> Any:
         recorder.allocating = request.request_id
         try:
-            return inside(request, *args, **kwargs)
+            answer = inside(request, *args, **kwargs)
         finally:
             recorder.allocating = ""
+        if tell is not None and recorder.on:
+            try:
+                tell(answer, request, kwargs.get("num_external_computed_tokens", external))
+            except Exception:
+                recorder.failed()
+        return answer
 
     manager.allocate_slots = allocate_slots
 

@@ -9,7 +9,8 @@ Messages, each a list (times in nanoseconds on the monotonic clock of the machin
 ``lookup``  time, request, computed tokens, tokens or null, asynchronous
 ``alloc``   time, request, block ids, external tokens
 ``step``    time, new, resumed, going on (each [request, block ids or null, computed, scheduled, its tokens]),
-            preempted, skipped, unskipped, running, fills (each [request, first block, hashes])
+            preempted, skipped, unskipped, running, fills (each [request, first block, hashes, and their places if the
+            engine's pool has named them])
 ``fill``    time, fills
 ``copies``  time, loaded, sent, failed, failed block ids
 ``finish``  time, request, status, delayed, leading blocks with a hash if it ended before its time
@@ -20,9 +21,17 @@ Messages, each a list (times in nanoseconds on the monotonic clock of the machin
             blocks below the device or null: [[medium, hashes]]
 ``pool``    time, request that got places, their ids, [[group, hashes stored, hashes removed]] of the other groups,
             places and hashes of the reported group that became known
+``copy``    time, the connector's number, request, source medium, target medium, hashes, blocks, bytes or null
+``copied``  time, the connector's number, status
+``found``   time, request, source of cache hits to tokens
+``slow``    time, request, connector, method, nanoseconds of a call that blocked the engine
+``measured`` time, [[connector, method, calls, nanoseconds, longest]], figures by name
 ``reset``   time
 ``sanitized`` time, the fields of a finding of ``sanitize``
 ``cleared`` time, requests that are preempted: the engine forgot its prefix cache
+``publish`` time, request, places, hashes: its next full blocks are in SGLang's tree, which has these places
+``evict``   time, [[request that it is for, places]] that SGLang's tree gave up
+``preempt`` time, request
 
 Law of this file: it reads the engine's objects and changes none. A hash is the last eight bytes of the engine's own, as
 in its event stream.
@@ -122,6 +131,10 @@ class Flattener:
         """Leading blocks that are full once the engine has their hashes."""
         self._active: set[str] = set()
         self._skipped: set[str] = set()
+        self.pool_names = False
+        """True if the engine's pool reports each block that gets its hash; else full blocks follow from positions."""
+        self._told: list[list[Any]] = []
+        """The fills that the pool has reported since the last step."""
         self._others: dict[int, tuple[int, int]] = {}
         """Places that hold cached blocks of groups that are not reported, to group and hash."""
 
@@ -178,7 +191,8 @@ class Flattener:
         fills: list[Any] = []
         for name in preempted:
             self._forget(name)
-        self._fill(fills)
+        if not self.pool_names:
+            self._fill(fills)
         for request in output.scheduled_new_reqs:
             name, computed = request.req_id, request.num_computed_tokens
             new.append(self._start(name, request.block_ids, computed, scheduled[name], lengths.get(name, 0)))
@@ -226,8 +240,10 @@ class Flattener:
 
     def _fill(self, fills: list[Any]) -> None:
         """Add the full blocks whose hashes the engine has made since the last step."""
-        if not self._caching:
+        if not self._caching or self.pool_names:
             self._due.clear()
+            fills += filter(None, map(self._computed_here, self._told)) if self._beside else self._told
+            self._told.clear()
         for name, end in list(self._due.items()):
             request = self._requests.get(name)
             first = self._filled.get(name, 0)
@@ -237,6 +253,12 @@ class Flattener:
                 self._filled[name] = first + len(hashes)
             if request is None or first + len(hashes) >= end:
                 del self._due[name]
+
+    def _computed_here(self, fill: list[Any]) -> list[Any]:
+        """The part of a fill that no other connector has loaded; its part reaches to the request's first step."""
+        name, first, hashes, places = fill
+        skip = max(0, self._filled.get(name, 0) - first)
+        return [name, first + skip, hashes[skip:], places[skip:]] if skip < len(hashes) else []
 
     def _left_out(self, scheduled: dict[str, int], preempted: tuple[str, ...]) -> tuple[list[str], list[str]]:
         names = scheduled.keys()
@@ -274,6 +296,26 @@ class Flattener:
 
     def _pool(self, now: int, request: str, rows: list[tuple[int, Any]]) -> list[Any]:
         """Places were allocated (no hash), or are cached under a hash from now on."""
+        return [self._changed(now, request, rows)]
+
+    def _named(self, now: int, request: str, first: int, rows: list[tuple[int, Any]]) -> list[Any]:
+        """Blocks of a request, from its block ``first`` on, got their hashes; the null block has none."""
+        places: list[int] = []
+        hashes: list[int] = []
+        for at, (place, key) in enumerate(rows, first):
+            group, content = (-1, 0) if key is None else group_and_hash(key)
+            if group == self.group:
+                places.append(place)
+                hashes.append(content)
+            elif places:
+                self._told.append([request, at - len(places), hashes, places])
+                places, hashes = [], []
+        if places:
+            self._told.append([request, first + len(rows) - len(places), hashes, places])
+        message = self._changed(now, request, [row for row in rows if row[1] is not None])
+        return [message] if message[4] or message[5] else []
+
+    def _changed(self, now: int, request: str, rows: list[tuple[int, Any]]) -> list[Any]:
         changes: dict[int, tuple[list[int], list[int]]] = {}
         taken: list[int] = []
         named: list[int] = []
@@ -292,7 +334,7 @@ class Flattener:
             elif self._beside:
                 named.append(place)
                 hashes.append(stored)
-        return [["pool", now, request, taken, [[group, *both] for group, both in changes.items()], named, hashes]]
+        return ["pool", now, request, taken, [[group, *both] for group, both in changes.items()], named, hashes]
 
     def _places(self, rows: list[tuple[int, Any]]) -> list[Any]:
         ids: list[int] = []
@@ -313,15 +355,15 @@ class Flattener:
         below: list[tuple[str, dict[Any, int]]] | None = None,
     ) -> list[Any]:
         for memory in (self._requests, self._next, self._target, self._filled, self._due, self._active, self._skipped,
-                       self._others):
+                       self._others, self._told):
             memory.clear()
         live = []
-        for request, ids, computed, scheduled, state, tokens in rows[:LIVE_MAX]:
+        for request, ids, computed, scheduled, state, tokens, named in rows[:LIVE_MAX]:
             name = request.request_id
             self._requests[name] = request
             self._target[name] = tokens
             blocks = self._ids(ids, name)
-            full = min(computed // self.block_tokens, len(blocks))
+            full = named[self.group] if named else min(computed // self.block_tokens, len(blocks))
             hashes = self._hashes(request, 0, full) if self._caching else []
             self._filled[name] = len(hashes)
             if len(hashes) < full:
@@ -337,6 +379,13 @@ class Flattener:
         ]
         return [["all", now, live, steps, dropped, None if places is None else self._places(places), lower]]
 
+    def _copy(
+        self, now: int, number: int, request: str, source: str, target: str, keys: list[Any], blocks: int,
+        size_bytes: int | None,
+    ) -> list[Any]:
+        hashes = [group_and_hash(key)[1] for key in keys]
+        return [["copy", now, number, request, source, target, hashes, blocks, size_bytes]]
+
     def _cleared(self, now: int, preempted: list[str]) -> list[Any]:
         self._others.clear()
         return [["cleared", now, preempted]]
@@ -349,6 +398,7 @@ def drain(recorder: TapRecorder, flattener: Flattener, most: int) -> list[Any]:
     """The messages of at most ``most`` records."""
     messages: list[Any] = []
     queue = recorder.queue
+    flattener.pool_names = recorder.places_known
     for _ in range(min(most, len(queue))):
         try:
             record = queue.popleft()

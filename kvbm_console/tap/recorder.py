@@ -48,8 +48,8 @@ class TapRecorder:
 
     __slots__ = (
         "_ask_ns", "_pattern", "allocating", "answers", "asked", "below", "by_place", "call_ns", "calls",
-        "checks", "cleared", "dropped", "ending", "errors", "gated", "held", "held_back", "live", "on",
-        "part", "places_known", "queue", "step_ns", "stepped_ns", "steps", "unheard", "want_full",
+        "checks", "cleared", "dropped", "ending", "errors", "gated", "held", "held_back", "keeps", "live", "on",
+        "part", "places_known", "queue", "step_ns", "stepped_ns", "steps", "unheard", "want_full", "watch",
     )
 
     def __init__(self, *, ask_ns: int = ASK_NS, by_place: bool = False) -> None:
@@ -57,6 +57,8 @@ class TapRecorder:
         self.part = _OurPart(self)
         self.queue: deque[Record] = deque()
         self.on = False
+        self.keeps = False
+        """True if records are also sent while no daemon listens, because the sender follows the prefix cache."""
         self.ending = False
         """True once the engine shuts down: the queue is sent, and no record follows."""
         self.want_full = False
@@ -83,6 +85,8 @@ class TapRecorder:
         """Requests that wait for a verdict, to the moment of their first lookup."""
         self.cleared: set[str] = set()
         """Requests with a verdict: they go on until their next lookup."""
+        self.watch: Any = None
+        """The ``copies.ConnectorWatch`` of the engine's connectors, None without a connector."""
         self.checks: tuple[int, ...] = ()
         """``sanitize``: blocks checked, mismatches, blocks without a known store, nanoseconds of all workers."""
         self.calls = self.dropped = self.errors = self.held_back = 0
@@ -184,7 +188,8 @@ class TapRecorder:
         self.asked = {}
         self.cleared = set()
         self.answers = {}
-        self.queue.clear()
+        if not self.keeps:
+            self.queue.clear()
 
     def obey(self, held: dict[str, int], globs: list[str], go: list[str]) -> None:
         """Take the daemon's verdicts: requests that it holds and until when, names that it may hold, and releases."""

@@ -1,13 +1,16 @@
-"""The thread between the engine and our own process: it empties the queue and takes verdicts on held requests.
+"""The thread between the engine and a reporter: it empties the queue and takes verdicts on held requests.
 
-The process speaks to the daemon, so gRPC and its dependencies are never imported into the engine. When the process
-ends, the thread starts it again after a pause, which doubles each time.
+The reporter is a process that speaks gRPC to the daemon, so the engine imports neither gRPC nor protobuf. A daemon at a
+Unix socket starts the reporter itself. The thread connects to the socket beside that of the daemon, and looks again
+each second when no daemon listens. For a daemon at HOST:PORT the thread starts the reporter, and starts the reporter
+again after a pause, which doubles each time.
 
 Law of this file: the thread holds no lock that the scheduler could want, and works in short bursts. ``TapRecorder.off``
 follows whenever no daemon listens.
 """
 
 import contextlib
+import logging
 import select
 import socket
 import struct
@@ -19,6 +22,7 @@ from typing import Any, Final
 
 import msgspec
 
+from kvbm_console.addresses import default_target, tap_path
 from kvbm_console.tap.flatten import Flattener, drain
 from kvbm_console.tap.recorder import TapRecorder
 
@@ -32,12 +36,19 @@ UNSENT_MAX: Final = 8 * 2**20
 ANSWER_MAX: Final = 4 * 2**20
 RESTART_FIRST_S: Final = 1.0
 RESTART_MOST_S: Final = 60.0
+LOOK_AGAIN_S: Final = 1.0
+"""Interval between two attempts to reach a daemon."""
 COST_EVERY_S: Final = 1.0
+MEASURE_EVERY_S: Final = 5.0
+"""Interval between two reports of the connector's calls and figures, which become events."""
 END_S: Final = 0.5
 
 
+_log: Final = logging.getLogger("kvbm_console.tap")
+
+
 class TapSettings(msgspec.Struct, frozen=True):
-    """The settings of our own process, on its command line."""
+    """The settings of a reporter: the first frame of a connection, or on the command line of a process."""
 
     target: str
     """The daemon's address; the default socket when empty."""
@@ -59,13 +70,18 @@ class TapSettings(msgspec.Struct, frozen=True):
     capacity of its own."""
     uncertain: bool = False
     """True if reports of blocks may be wrong, because this engine's groups cannot be followed."""
+    silent: bool = False
+    """True if the connector inside does not report its blocks, so that the content of its tier is unknown."""
     caching: bool = True
     """True if the engine has a prefix cache. Without it the blocks that its connector loads cannot be found afterwards,
     so its medium is no pool here, and its loads are only counted."""
 
 
 class Sender:
-    """Owner of the thread and the process. ``start`` returns at once."""
+    """Owner of the thread, the connection and the process if there is one. ``start`` returns at once.
+
+    ``python`` is an interpreter that has kvbm-console, for a reporter that this process starts.
+    """
 
     def __init__(
         self, recorder: TapRecorder, flattener: Flattener, settings: TapSettings, *, python: str = ""
@@ -79,8 +95,13 @@ class Sender:
         self._socket: socket.socket | None = None
         self._unsent = bytearray()
         self._received = bytearray()
-        self._cost_sent_s = 0.0
+        self._cost_sent_s = self._measured_s = 0.0
+        self._measured: list[Any] = []
         self._wait_s = RESTART_FIRST_S
+        self._told = False
+        target = settings.target or default_target()
+        self._path = "" if settings.serve or not target.startswith("unix:") else tap_path(target)
+        """The daemon's socket for taps; empty if this process starts the reporter."""
         self._thread = threading.Thread(target=self._run, name="kvbm-tap", daemon=True)
 
     def start(self) -> None:
@@ -100,27 +121,48 @@ class Sender:
                 self._begin()
                 self._exchange()
             self._end()
-            if self.recorder.ending:
-                return
             if time.monotonic() - began > RESTART_MOST_S:
                 self._wait_s = RESTART_FIRST_S
-            until = time.monotonic() + self._wait_s
+            until = time.monotonic() + (LOOK_AGAIN_S if self._path else self._wait_s)
             while time.monotonic() < until and not self.recorder.ending:
-                time.sleep(min(0.05, self._wait_s))
+                if self.recorder.keeps:
+                    while drain(self.recorder, self.flattener, BURST):
+                        time.sleep(0)  # nobody reads them, but the flattener follows the cache
+                time.sleep(0.05)
             self._wait_s = min(2 * self._wait_s, RESTART_MOST_S)
             self.restarts += 1
 
     def _begin(self) -> None:
+        mine = self._connected() if self._path else self._started()
+        mine.setblocking(False)
+        self._socket = mine
+
+    def _connected(self) -> socket.socket:
+        """A connection to the daemon's socket for taps. Raises ``OSError``; the first time a warning says so."""
+        mine = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            mine.connect(self._path)
+        except OSError as error:
+            mine.close()
+            if not self._told:
+                self._told = True
+                _log.warning("no daemon at %s yet (%s); the tap looks again every second", self._path, error.strerror)
+            raise
+        self._told = False
+        self._pack(self.settings)
+        return mine
+
+    def _started(self) -> socket.socket:
+        """A connection to a reporter that this process starts."""
         mine, theirs = socket.socketpair()
         with theirs:
             self.process = subprocess.Popen(
-                [self.python, "-P", "-m", "kvbm_console.tap.reporter", str(theirs.fileno()),
+                [self.python, "-P", "-m", "kvbm_console.reporter", str(theirs.fileno()),
                  msgspec.json.encode(self.settings).decode()],
                 pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
                 start_new_session=True,
             )
-        mine.setblocking(False)
-        self._socket = mine
+        return mine
 
     def _end(self) -> None:
         self.recorder.off()
@@ -142,10 +184,12 @@ class Sender:
         recorder = self.recorder
         while not recorder.ending or recorder.queue or self._unsent:
             if len(self._unsent) < UNSENT_MAX:
-                self._pack(drain(recorder, self.flattener, BURST))
+                if messages := drain(recorder, self.flattener, BURST):
+                    self._pack(messages)
                 if time.monotonic() - self._cost_sent_s >= COST_EVERY_S:
                     self._cost_sent_s = time.monotonic()
                     self._pack([self._cost()])
+                    self._measure()
             busy = bool(recorder.queue)
             wanted = [self._socket] if self._unsent else []
             readable, writable, _ = select.select([self._socket], wanted, [], 0.0 if busy else PAUSE_S)
@@ -162,11 +206,20 @@ class Sender:
         return ["cost", recorder.calls, recorder.dropped, recorder.call_ns, recorder.steps, recorder.step_ns,
                 recorder.errors, *recorder.checks]
 
-    def _pack(self, messages: list[Any]) -> None:
-        if messages:
-            data = msgspec.msgpack.encode(messages)
-            self._unsent += LENGTH.pack(len(data))
-            self._unsent += data
+    def _measure(self) -> None:
+        """Report the calls and figures of the connector if they have changed."""
+        watch = self.recorder.watch
+        if watch is None or not self.recorder.on or time.monotonic() - self._measured_s < MEASURE_EVERY_S:
+            return
+        message = watch.measured()
+        if message[2:] != self._measured:
+            self._measured, self._measured_s = message[2:], time.monotonic()
+            self._pack([message])
+
+    def _pack(self, frame: Any) -> None:
+        data = msgspec.msgpack.encode(frame)
+        self._unsent += LENGTH.pack(len(data))
+        self._unsent += data
 
     def _receive(self) -> bool:
         """Take the process's answers; False when it has ended."""

@@ -1,4 +1,8 @@
-"""A tap for vLLM: this module's path beside a connector's own name in ``--kv-transfer-config``.
+"""The taps for vLLM: at its scheduler, and where a release does not allow this, at its connector.
+
+``KVBM_TAP=unix:/run/kvbm.sock`` in the environment puts the tap at the scheduler: vLLM loads the entry point
+``kvbm_console.tap.plugin``. ``--scheduler-cls kvbm_console.tap.vllm.TapScheduler`` does the same without the entry
+point. The tap at the connector is this module's path beside a connector's own name in ``--kv-transfer-config``:
 
     {"kv_connector": "OffloadingConnector", "kv_connector_module_path": "kvbm_console.tap.vllm", "kv_role": "kv_both",
      "kv_connector_extra_config": {"cpu_bytes_to_use": 8e9, "kvbm": {"daemon": "unix:/run/kvbm.sock"}}}
@@ -9,26 +13,32 @@ the name stands alone, or beside others in vLLM's MultiConnector. ``kvbm`` takes
 none listens, ``medium`` names the medium of the connector inside, and ``python`` an interpreter that has kvbm-console.
 ``send`` is false if a program in this process reads the tap. ``sanitize`` checks the bytes of OffloadingConnector's
 copies. ``KvbmTap`` has these settings without ``kvbm``. It takes a connector that vLLM has no name for as
-``connector``, an entry in the same form.
+``connector``, an entry in the same form. When both taps are configured, only the tap at the scheduler reports.
 
 Law of this file: importing it needs vLLM, so nothing else of this program imports it. Code that does not need vLLM
 stands elsewhere.
 """
 
+import contextlib
 import copy
 import math
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
 from importlib import import_module
 from typing import Any, Final
 
+from kvbm_console.tap import VARIABLE, settings_of
 from kvbm_console.tap.connector import arguments_of, make_tap
+from kvbm_console.tap.copies import ConnectorWatch, Sizes
 from kvbm_console.tap.flatten import Flattener
 from kvbm_console.tap.recorder import TapRecorder
 from kvbm_console.tap.sanitizing import Marker, Options, Sanitizer, missing_calls, options_of
+from kvbm_console.tap.scheduler import SchedulerTap, missing_methods
 from kvbm_console.tap.sender import Sender, TapSettings
 
 _base: Final[Any] = import_module("vllm.distributed.kv_transfer.kv_connector.v1.base")
 _factory: Final[Any] = import_module("vllm.distributed.kv_transfer.kv_connector.factory")
+_log: Final[Any] = import_module("vllm.logger").init_logger("vllm.kvbm_console")
 _BASES: Final = tuple(
     getattr(_base, name) for name in ("KVConnectorBase_V1", "SupportsHMA") if hasattr(_base, name)
 )
@@ -135,45 +145,153 @@ class _Vllm:
         vllm_config, role, kv_cache_config = args
         if role is not _base.KVConnectorRole.SCHEDULER:
             return None
+        if _building:
+            _log.warning("kvbm-console: the tap at the scheduler reports. The tap in kv_transfer_config steps aside.")
+            return None
         extra = self._ours(vllm_config)
         inside = (extra.get("connector") or {}).get("kv_connector")
         if self._around is not None:
             inside = vllm_config.kv_transfer_config.kv_connector
-        group, sizes, whole = _groups(kv_cache_config, vllm_config)
         # Beside another connector, no call reports the blocks that the other loads into until their request computes.
-        recorder = TapRecorder(by_place=len(sizes) > 1 or inside is None)
-        if inside in _TELL_ALL:
-            recorder.below = {}
-        cache = vllm_config.cache_config
-        parallel = getattr(vllm_config, "parallel_config", None)
-        rank = getattr(parallel, "data_parallel_index", None)
-        if rank is None:
-            rank = getattr(parallel, "data_parallel_rank", 0) or 0
-        capacity = getattr(kv_cache_config, "num_blocks", None) or getattr(cache, "num_gpu_blocks", None) or None
-        settings = TapSettings(
-            target=str(extra.get("daemon", "")), name=str(extra.get("name") or f"vLLM rank {rank}")[:256],
-            block_tokens=sizes[group], capacity_blocks=capacity, dp_rank=rank, serve=bool(extra.get("serve")),
-            medium="" if inside is None else str(extra.get("medium") or MEDIA.get(inside, "EXTERNAL")),
-            token_file=str(extra.get("token_file", "")), tls_ca=str(extra.get("tls_ca", "")), group=group,
-            others={at: size for at, size in enumerate(sizes) if at != group}, uncertain=not whole,
-            caching=bool(getattr(cache, "enable_prefix_caching", True)),
-        )
-        hash_tokens = (
-            getattr(kv_cache_config, "hash_block_size", None) or getattr(cache, "hash_block_size", None)
-            or math.gcd(*sizes)
-        )
-        flattener = Flattener(
-            group=group, block_tokens=sizes[group], hash_tokens=hash_tokens, nulls=0 if whole else capacity or 0,
-            caching=settings.caching, beside=inside is None,
-        )
-        options = options_of(extra)
-        if options is not None:
-            groups = import_module(f"{_OFFLOADING}.config").get_offloading_group_ids(kv_cache_config)
-            tap._marker = Marker(options.sample, sizes, hash_tokens, list(groups))
-        tap.sender = Sender(recorder, flattener, settings, python=str(extra.get("python", "")))
+        tap.sender, tap._marker = _sender(vllm_config, kv_cache_config, extra, inside, beside=inside is None)
+        if inside is not None:
+            tap.sender.recorder.watch.attach(tap._tapped)
         if extra.get("send", True):
             tap.sender.start()
+        recorder: TapRecorder = tap.sender.recorder
         return recorder
+
+
+def _sender(
+    vllm_config: Any, kv_cache_config: Any, ours: dict[str, Any], inside: str | None, *, beside: bool = False,
+    at_scheduler: bool = False,
+) -> tuple[Sender, Marker | None]:
+    """The sender of a tap with a new recorder, and the marker of ``sanitize`` if the settings ask for it.
+
+    ``ours`` are the settings, and ``inside`` is the connector's name, None without a connector."""
+    group, sizes, whole = _groups(kv_cache_config, vllm_config)
+    recorder = TapRecorder(by_place=len(sizes) > 1 or beside or at_scheduler)
+    if inside in _TELL_ALL:
+        recorder.below = {}
+    if inside is not None:
+        recorder.watch = ConnectorWatch(recorder, MEDIA, _sizes(kv_cache_config, vllm_config))
+    cache = vllm_config.cache_config
+    parallel = getattr(vllm_config, "parallel_config", None)
+    rank = getattr(parallel, "data_parallel_index", None)
+    if rank is None:
+        rank = getattr(parallel, "data_parallel_rank", 0) or 0
+    capacity = getattr(kv_cache_config, "num_blocks", None) or getattr(cache, "num_gpu_blocks", None) or None
+    settings = TapSettings(
+        target=str(ours.get("daemon", "")), name=str(ours.get("name") or f"vLLM rank {rank}")[:256],
+        block_tokens=sizes[group], capacity_blocks=capacity, dp_rank=rank, serve=bool(ours.get("serve")),
+        medium="" if inside is None else str(ours.get("medium") or MEDIA.get(inside, "EXTERNAL")),
+        token_file=str(ours.get("token_file", "")), tls_ca=str(ours.get("tls_ca", "")), group=group,
+        others={at: size for at, size in enumerate(sizes) if at != group}, uncertain=not whole,
+        caching=bool(getattr(cache, "enable_prefix_caching", True)), silent=inside not in _TELL_ALL,
+    )
+    hash_tokens = (
+        getattr(kv_cache_config, "hash_block_size", None) or getattr(cache, "hash_block_size", None)
+        or math.gcd(*sizes)
+    )
+    flattener = Flattener(
+        group=group, block_tokens=sizes[group], hash_tokens=hash_tokens, nulls=0 if whole else capacity or 0,
+        caching=settings.caching, beside=beside,
+    )
+    options, marker = options_of(ours), None
+    if options is not None:
+        groups = import_module(f"{_OFFLOADING}.config").get_offloading_group_ids(kv_cache_config)
+        marker = Marker(options.sample, sizes, hash_tokens, list(groups))
+    return Sender(recorder, flattener, settings, python=str(ours.get("python", ""))), marker
+
+
+# --- the scheduler itself ---
+
+_building: Final[list[dict[str, Any]]] = []
+"""The settings of each scheduler that is being made with a tap. A connector that it makes reports nothing itself."""
+
+
+def tapped(kind: Any, settings: dict[str, Any]) -> Any:
+    """A subclass of this scheduler class whose instances report; ``kind`` itself if it reports already.
+
+    A class that lacks a needed method is returned as it is, and a warning names the method."""
+    if getattr(kind, "reports_to_kvbm", False):
+        return kind
+    if lacking := missing_methods(kind):
+        _log.warning(
+            "kvbm-console: %s of this release has no %s, so it cannot be observed. Use the connector tap instead.",
+            kind.__name__, ", ".join(lacking),
+        )
+        return kind
+
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        with _events_switched_on(settings) as changed:
+            kind.__init__(self, *args, **kwargs)
+        self.kvbm_tap = _attach(self, settings, events_are_ours=bool(changed))
+
+    return type(kind.__name__, (kind,), {
+        "__init__": __init__, "__module__": kind.__module__, "__doc__": kind.__doc__, "reports_to_kvbm": True,
+    })
+
+
+class TapScheduler:
+    """``--scheduler-cls kvbm_console.tap.vllm.TapScheduler``: vLLM's own scheduler for this configuration, observed.
+
+    ``KVBM_TAP`` has the settings. Without this variable the daemon is at the default socket."""
+
+    reports_to_kvbm = True
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        config = copy.copy((kwargs.get("vllm_config") or args[0]).scheduler_config)
+        config.scheduler_cls = None
+        settings = settings_of(os.environ.get(VARIABLE, ""))
+        return tapped(config.get_scheduler_cls(), settings)(*args, **kwargs)
+
+
+@contextlib.contextmanager
+def _events_switched_on(settings: dict[str, Any]) -> Iterator[list[bool]]:
+    """While a scheduler makes its connector: a connector that can report all its blocks gets its events switched on.
+
+    Yields a list that is not empty afterwards if only the tap asked for these events."""
+    factory = _factory.KVConnectorFactory
+    inside = factory.create_connector
+    changed: list[bool] = []
+
+    def create_connector(config: Any, *args: Any, **kwargs: Any) -> Any:
+        if _inside_name(config.kv_transfer_config) in _TELL_ALL:
+            config, ours = _with_events(config)
+            changed.extend([True] if ours else [])
+        return inside(config, *args, **kwargs)
+
+    _building.append(settings)
+    factory.create_connector = create_connector
+    try:
+        yield changed
+    finally:
+        factory.create_connector = inside
+        _building.pop()
+
+
+def _inside_name(transfer: Any) -> str | None:
+    """The name of the configured connector, or of the connector inside a tap; None without a connector."""
+    if transfer is None or transfer.kv_connector != KvbmTap.__name__:
+        return None if transfer is None else transfer.kv_connector
+    return (transfer.kv_connector_extra_config.get("connector") or {}).get("kv_connector")
+
+
+def _attach(scheduler: Any, settings: dict[str, Any], *, events_are_ours: bool) -> SchedulerTap:
+    config = scheduler.vllm_config
+    inside = _inside_name(config.kv_transfer_config)
+    sender, _ = _sender(config, scheduler.kv_cache_config, settings, inside, at_scheduler=True)
+    watch = sender.recorder.watch
+    if watch is not None:  # first, so that our own part is not in the time of the connector's calls
+        watch.bind(scheduler.kv_cache_manager)
+        watch.attach(scheduler.connector)
+    tap = SchedulerTap(sender, scheduler, events_are_ours=events_are_ours)
+    if settings.get("send", True):
+        sender.start()
+    target = sender.settings.target or "the default socket"
+    _log.info("kvbm-console: the tap at %s reports to %s.", type(scheduler).__name__, target)
+    return tap
 
 
 def _check_sanitize(options: Options, kind: type, transfer: Any) -> None:
@@ -273,6 +391,31 @@ def _groups(kv_cache_config: Any, vllm_config: Any) -> tuple[int, list[int], boo
     sizes = [int(group.kv_cache_spec.block_size) for group in groups] or [int(vllm_config.cache_config.block_size)]
     whole = [at for at, group in enumerate(groups) if _keeps_all(group.kv_cache_spec)]
     return (whole[0] if whole else 0), sizes, bool(whole) or not groups
+
+
+def _sizes(kv_cache_config: Any, vllm_config: Any) -> Sizes:
+    """The bytes of a block; unknown where stages of a pipeline or ranks that share their heads copy other parts."""
+    parallel = getattr(vllm_config, "parallel_config", None)
+    workers = int(getattr(parallel, "world_size", 1) or 1)
+    apart = int(getattr(parallel, "pipeline_parallel_size", 1) or 1) > 1
+    shared = workers > 1 and bool(getattr(getattr(vllm_config, "model_config", None), "use_mla", False))
+    if apart or shared:
+        return Sizes(workers=workers)
+    groups = getattr(kv_cache_config, "kv_cache_groups", None) or ()
+    tensors, places = getattr(kv_cache_config, "kv_cache_tensors", None), getattr(kv_cache_config, "num_blocks", 0)
+    place = None
+    if tensors and places:  # with strides each tensor is a part of a single allocation, and has the size of the whole
+        parts = tensors[:1] if hasattr(tensors[0], "block_stride") else tensors
+        place = sum(tensor.size for tensor in parts) // places
+    return Sizes(map(_block_bytes, groups), place, workers)
+
+
+def _block_bytes(group: Any) -> int | None:
+    spec, layers = group.kv_cache_spec, getattr(group, "layer_names", None)
+    page = getattr(spec, "page_size_bytes", None)
+    if page is None or not layers:
+        return None
+    return int(page) if hasattr(spec, "kv_cache_specs") else int(page) * len(layers)
 
 
 def _keeps_all(spec: Any) -> bool:

@@ -19,14 +19,15 @@ from typing import Final
 
 import msgspec
 
-from tests.benchmarks.harness import Figure, human
+from tests.benchmarks.harness import Figure, Skipped, human
 
 BASELINE: Final = Path(__file__).with_name("baseline.json")
 WORSE: Final = 1.25
 """Medians of ratios move by up to a tenth between runs on a shared machine; a quarter is a change of the code."""
 MODULES: Final = ("bench_core", "bench_hashing", "bench_pool", "bench_leader", "bench_fold", "bench_stream",
                   "bench_publish", "bench_recorder", "bench_tape", "bench_machine", "bench_scaling", "bench_kv_events",
-                  "bench_debug", "bench_tap", "bench_sanitize", "bench_cache", "bench_whole", "bench_programs")
+                  "bench_debug", "bench_tap", "bench_sanitize", "bench_explore", "bench_cache", "bench_whole",
+                  "bench_programs")
 DECIDING: Final = ("bench_programs", "bench_whole")
 
 
@@ -79,7 +80,12 @@ def main() -> int:
             continue
         print(f"measuring {name}", file=sys.stderr, end="", flush=True)
         began = time.monotonic()
-        figure = bench()
+        try:
+            figure = bench()
+        except Skipped as reason:
+            print(f": skipped: {reason}", file=sys.stderr)
+            rows.append([name, *["–"] * 6, f"skipped: {reason}"])
+            continue
         cells, worse = row(figure, baseline)
         took = time.monotonic() - began
         print(f": {cells[1]}, {cells[4]} of {cells[2]}, {cells[-1]} ({took:.0f} s)", file=sys.stderr)

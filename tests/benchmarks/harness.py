@@ -23,6 +23,10 @@ TURNS: Final = 16
 Work = Callable[[], object]
 
 
+class Skipped(Exception):
+    """A figure that cannot be measured here; the text is the reason."""
+
+
 class Target(msgspec.Struct, frozen=True):
     """What the figure should reach. At least one bound; ``extra_ns`` is figure minus reference."""
 

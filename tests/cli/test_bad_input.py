@@ -154,7 +154,10 @@ def test_two_ways_to_say_the_host_tier_contradict_each_other(command: str) -> No
 
 def config_files() -> list[Path]:
     """Every configuration file that the repository ships."""
-    return sorted(path for path in ROOT.glob("[!.]*/**/*.toml") if "tests" not in path.relative_to(ROOT).parts)
+    return sorted(
+        path for path in ROOT.glob("[!.]*/**/*.toml")
+        if "tests" not in path.relative_to(ROOT).parts and path.name != "pyproject.toml"
+    )
 
 
 def test_every_configuration_file_of_the_repository_is_loaded() -> None:

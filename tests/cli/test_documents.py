@@ -45,7 +45,8 @@ FILES: Final[dict[str, str]] = {
     "calibrate": f"{TAPES}/local-only.mcap",
     "explore leader": "--seeds 0:2 --profile press --workers 1 --fault swapped-blocks --out found-leader",
     "explore vllm": f"--python {ROOT}/tests/explore/fake_engine.py --seeds 0:4 --profile press --workers 1 --out found",
-    "why": f"chat-0.0 {TAPE}", "doctor": f"{TAPES}/stuck-slot.mcap", "config init": "", "config show": "",
+    "why": f"chat-0.0 {TAPE}", "doctor": f"{TAPES}/stuck-slot.mcap",
+    "conform": f"{TAPES}/kv-events/offload_arc_placeholder.bin", "config init": "", "config show": "",
     "demo": "--seconds 1 --speed max", "serve": "--workload multiturn:requests=5 --speed max --exit-when-done "
                                                "--record served --listen unix:served.sock",
 }

@@ -4,16 +4,20 @@ Law of this file: each ``pip install`` of the project names a clone or an addres
 exists; the long test runs pip on both forms.
 """
 
+import ast
 import re
 import shutil
 import subprocess
 import sys
 import tomllib
+from importlib.metadata import Distribution
 from pathlib import Path
 from typing import Final
+from zipfile import ZipFile
 
 import pytest
 
+import kvbm_console
 from kvbm_console.extras import install_line
 from tests.cli.programs import DEADLINE_S, PROGRAM, environment
 
@@ -22,6 +26,10 @@ PROJECT: Final = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS: Final = set(PROJECT["optional-dependencies"])
 TRUE: Final = re.compile(r"\.(?:\[([a-z]+)\])?|kvbm-console(?:\[([a-z]+)\])? @ git\+(?:ADDRESS|https://\S+)")
 """A clone or a Git address, each with at most one extra."""
+TAP: Final = ROOT / "kvbm_console" / "tap"
+TAP_TRUE: Final = ("./kvbm_console/tap", "./kvbm_console/tap[sanitize]",
+                   "kvbm-console-tap @ git+ADDRESS#subdirectory=kvbm_console/tap")
+"""The distribution for environments of engines."""
 MISSING: Final = {
     "web": ("textual_serve", ("attach", "--serve-web")), "plot": ("matplotlib", ("compare", "--plot", "x.svg")),
     "parquet": ("pyarrow", ("rec", "export", "RECORDING", "--to", "parquet", "--out", "x")),
@@ -51,6 +59,8 @@ def test_every_installation_command_is_true() -> None:
     for path in places():
         for command in commands(path.read_text(encoding="utf-8").replace("{extra}", "web")):
             told[path.relative_to(ROOT)] = command
+            if command in TAP_TRUE:
+                continue
             match = TRUE.fullmatch(command)
             assert match, f"{path}: pip install {command!r} does not work: the project is not on PyPI"
             assert {match[1], match[2]} - {None} <= EXTRAS, f"{path}: {command!r} names no extra of the project"
@@ -87,6 +97,33 @@ def test_a_missing_library_is_one_sentence_with_commands_that_work(extra: str, t
     assert len(done.stderr.splitlines()) == 1
 
 
+def unpacked_tap(tmp_path: Path) -> Path:
+    """The tap's wheel, built and unpacked."""
+    done = subprocess.run(
+        [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--disable-pip-version-check",
+         "--wheel-dir", tmp_path, TAP], capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    assert done.returncode == 0, done.stderr
+    (wheel,) = tmp_path.glob("*.whl")
+    ZipFile(wheel).extractall(tmp_path / "tap")
+    return tmp_path / "tap"
+
+
+def test_the_taps_distribution_needs_msgspec_alone_and_is_of_the_same_release(tmp_path: Path) -> None:
+    """vLLM, SGLang and LMCache name ranges of protobuf that exclude each other, so the tap names none."""
+    (found,) = Distribution.discover(path=[str(unpacked_tap(tmp_path))])
+    needed = [one for one in found.requires or () if "extra ==" not in one]
+    assert [re.split(r"[<>=;]", one)[0] for one in needed] == ["msgspec"]
+    assert found.version == kvbm_console.__version__
+    assert found.metadata["Requires-Python"] == ">=3.10"
+    files = [one for one in found.files or () if one.suffix == ".py"]
+    for file in files:
+        ast.parse(file.read_text(), feature_version=(3, 10))
+    assert {str(one.relative_to(ROOT)) for one in TAP.glob("*.py")} <= {str(one) for one in files}
+    ours = PROJECT.get("entry-points", {}).get("vllm.general_plugins", {})
+    theirs = tomllib.loads((TAP / "pyproject.toml").read_text())["project"].get("entry-points", {})
+    assert theirs.get("vllm.general_plugins", {}) == ours, "both distributions install the same plugin"
+
+
 @pytest.mark.slow
 def test_pip_takes_both_forms(tmp_path: Path) -> None:
     git = shutil.which("git")
@@ -98,7 +135,7 @@ def test_pip_takes_both_forms(tmp_path: Path) -> None:
         shutil.copy(ROOT / name, clone)
     for package in ("kvbm_console", "server", "tui"):
         (clone / package).mkdir()
-        (clone / package / "__init__.py").touch()
+        shutil.copy(ROOT / package / "__init__.py", clone / package)
     as_author = ("-c", "user.name=author", "-c", "user.email=author@localhost")
     for words in (("init", "--quiet"), ("add", "."), (*as_author, "commit", "--quiet", "--message", "files")):
         subprocess.run([git, *words], cwd=clone, check=True)

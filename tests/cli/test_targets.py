@@ -184,7 +184,7 @@ def test_serve_clients_and_the_tap_mean_the_same_socket(runtime: str, monkeypatc
     """Without a runtime directory the tap once asked a library, and never met a daemon of ``serve``."""
     from kvbm_console.addresses import DEFAULT_SOCKET, TARGET_VARIABLE, socket_address
     from kvbm_console.cli import params
-    from kvbm_console.tap import reporter
+    from kvbm_console.reporter import __main__ as reporter
 
     monkeypatch.setenv("XDG_RUNTIME_DIR", runtime)
     monkeypatch.delenv(TARGET_VARIABLE, raising=False)

@@ -11,7 +11,7 @@ from kvbm_console.cli.main import cli
 
 LOCAL: Final = frozenset({
     ("demo",), ("serve",), ("replay",), ("simulate",), ("compare",), ("calibrate",),
-    ("explore", "vllm"), ("explore", "leader"),
+    ("conform",), ("explore", "vllm"), ("explore", "leader"),
     ("config", "init"), ("config", "show"),
     ("break", "test"), ("rec", "info"), ("rec", "verify"), ("rec", "recover"), ("rec", "index"), ("rec", "cut"),
     ("rec", "merge"), ("rec", "diff"), ("rec", "export"), ("rec", "capture"), ("rec", "import", "kv-events"),

@@ -1,9 +1,15 @@
 """Pools that an event stream describes: whatever it says, the leader stays sound (a lint, never an exception)."""
 
+from typing import Any
+
+import pytest
+
 from kvbm_console.core import events as ev
 from kvbm_console.core import stimuli as st
+from kvbm_console.core.chains import BlockMark
 from kvbm_console.core.columns import pack_hashes, pack_ids
-from kvbm_console.core.ids import Authority, ResetMode, Tier
+from kvbm_console.core.ids import Authority, Measure, ResetMode, Tier
+from kvbm_console.core.snapshots import decode_facts, digest, encode_facts
 
 from .engine_model import BLOCK, hashes_of
 from .script import Script
@@ -21,6 +27,18 @@ def followed(tier: Tier = Tier.G2, capacity: int | None = 4) -> tuple[Script, in
 
 def report(script: Script, pool: int, stored: str = "", removed: str = "", *, cleared: bool = False) -> None:
     script.tell(st.BlocksReported, pool, pack_hashes(hashes_of(stored)), pack_hashes(hashes_of(removed)), cleared,
+                source=STREAM)
+
+
+DETAILS: dict[str, Any] = {
+    "chains": b"", "parents": b"", "marked": b"", "contents": b"", "contexts": (), "again_within_ns": (),
+    "again_within_blocks": (), "again_blocks": (),
+}
+"""The columns of a report beside the hashes, in their order."""
+
+
+def store(script: Script, pool: int, hashes: list[int], details: dict[str, Any]) -> None:
+    script.tell(st.BlocksReported, pool, pack_hashes(hashes), b"", False, b"", "", *(DETAILS | details).values(),
                 source=STREAM)
 
 
@@ -57,6 +75,62 @@ def test_a_pool_of_unknown_capacity_grows() -> None:
     for word in ("abc", "xyz", "mnop"):
         report(script, pool, word)
     assert script.state.pools[pool].resident_blocks == 10
+
+
+def test_parents_marks_and_lives_are_facts_and_survive_a_snapshot() -> None:
+    script, pool = followed(capacity=None)
+    a, b, d = hashes_of("abd")
+    told = {"chains": pack_ids([2, 1]), "parents": pack_hashes([0, a]), "marked": pack_ids([0, 2]),
+            "contents": pack_hashes([7, 0]), "contexts": ("lora=x", "image=#1"),
+            "again_within_ns": (10**9,), "again_within_blocks": (64,), "again_blocks": (2,)}
+    store(script, pool, [a, b, d], told)
+    facts = script.state.pools[pool]
+    assert facts.chains is not None
+    parents = {facts.hash_of[place]: facts.chains.parent_of[place] for place in facts.by_hash.values()}
+    assert parents == {a: 0, b: a, d: a}
+    assert facts.chains.marks == {a: BlockMark(7, "lora=x"), d: BlockMark(0, "image=#1")}
+    assert (facts.chains.again_within(10**9), facts.chains.again_within(10**6)) == (2, 0)
+    script.tell(st.BlocksReported, pool, b"", pack_hashes([d]), False, source=STREAM)
+    assert d not in facts.chains.marks
+    assert sum(facts.chains.lived) == 1
+    assert digest(decode_facts(encode_facts(script.state))) == digest(script.state)
+    report(script, pool, cleared=True)
+    assert not facts.chains.marks
+    assert not any(facts.chains.parent_of)
+    assert sum(facts.chains.lived) == 1, "counts of earlier lives stay"
+
+
+@pytest.mark.parametrize(("told", "why"), [
+    ({"chains": pack_ids([1]), "parents": pack_hashes([0])}, "not fit"),
+    ({"chains": pack_ids([3, -1]), "parents": pack_hashes([0, 0])}, "not fit"),
+    ({"chains": pack_ids([2]), "parents": b""}, "not fit"),
+    ({"marked": pack_ids([2]), "contents": pack_hashes([0]), "contexts": ("",)}, "marked must be"),
+    ({"marked": pack_ids([1]), "contents": b"", "contexts": ("",)}, "one entry"),
+    ({"marked": pack_ids([1]), "contents": pack_hashes([0]), "contexts": ("x" * 257,)}, "256 characters"),
+    ({"again_within_ns": (5,), "again_within_blocks": (2,), "again_blocks": (1,)}, "AGE_BOUNDS_NS"),
+    ({"again_within_ns": (10**9,), "again_within_blocks": (), "again_blocks": (1,)}, "one length"),
+])
+def test_columns_that_do_not_fit_the_blocks_are_refused(told: dict[str, Any], why: str) -> None:
+    script, pool = followed()
+    store(script, pool, hashes_of("ab"), told)
+    assert why in script.why
+    assert not script.state.pools[pool].by_hash
+
+
+def test_the_last_metrics_of_an_engine_are_facts_until_it_ends() -> None:
+    script, _ = followed()
+    script.tell(st.MeasuresReported, (Measure.RUNNING, Measure.WAITING), (3, 0), source=STREAM)
+    assert script.state.measured[STREAM].values == {Measure.RUNNING: 3, Measure.WAITING: 0}
+    assert digest(decode_facts(encode_facts(script.state))) == digest(script.state)
+    script.tell(st.MeasuresReported, (Measure.RUNNING,), (2,), source=STREAM)
+    assert script.state.measured[STREAM].values == {Measure.RUNNING: 2}, "a number that is not told is unknown"
+    script.tell(st.MeasuresReported, (), (), source=STREAM)
+    assert not script.state.measured
+    script.tell(st.MeasuresReported, (), (), source=STREAM)
+    assert not script.last, "unknown stays unknown"
+    script.tell(st.MeasuresReported, (Measure.RUNNING,), (2,), source=STREAM)
+    script.tell(st.SourceRestarted, True, source=STREAM)
+    assert not script.state.measured
 
 
 def test_a_streams_device_pool_takes_no_requests() -> None:

@@ -7,6 +7,9 @@ from collections import Counter
 from typing import Any
 
 import msgspec
+from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto
+from google.protobuf.descriptor_pool import DescriptorPool
+from google.protobuf.message_factory import GetMessageClass
 
 from kvbm_console.engines.kv_events.batch import Batch, decode
 
@@ -51,8 +54,12 @@ class Recount:
 
     def take(self, payload: bytes) -> None:
         """Fold a payload whose events are maps, and whose hashes may have any of the three forms."""
+        if payload[:1] in (b"\x08", b"\x10"):
+            payload = batch(*of_lmcache(payload))
         _ts, events, rank = (*msgspec.msgpack.decode(payload), 0)[:3]
         for event in events:
+            if "event_type" in event:
+                event = of_pool(event)
             if event["type"] == "AllBlocksCleared":
                 self.copies.clear()
                 continue
@@ -69,6 +76,50 @@ class Recount:
         """What is left, without zeros."""
         left = {place: {key: count for key, count in here.items() if count} for place, here in self.copies.items()}
         return {place: here for place, here in left.items() if here}
+
+
+def of_pool(event: dict[str, Any]) -> dict[str, Any]:
+    """An event of Mooncake's pool as an event of an engine; a key that ends with a hash has that hash."""
+    kind = {"stored": "BlockStored", "removed": "BlockRemoved", "cleared": "AllBlocksCleared"}[event["event_type"]]
+    hashes = event["seq_hashes"] or [bytes.fromhex(event["object_key"].split("@")[-1])]
+    medium = {"cpu": "CPU", "disk": "DISK"}[event["medium"]]
+    return {"type": kind, "block_hashes": hashes, "medium": f"{medium} REMOTE {event['backend_id']}"}
+
+
+def lmcache_batch() -> Any:
+    """The class of LMCache's ``KVEventBatch``, made with protobuf from its field numbers."""
+    kinds = FieldDescriptorProto
+    file = FileDescriptorProto(name="tests/lmcache.proto", package="tests.lmcache", syntax="proto3")
+    record = file.message_type.add(name="KVEventRecord")
+    for number, (name, kind, label) in enumerate((
+        ("seq", kinds.TYPE_INT64, 1), ("kind", kinds.TYPE_STRING, 1), ("medium", kinds.TYPE_STRING, 1),
+        ("model_name", kinds.TYPE_STRING, 1), ("block_hashes", kinds.TYPE_BYTES, 3),
+        ("parent_block_hash", kinds.TYPE_BYTES, 1), ("token_ids", kinds.TYPE_INT64, 3),
+    ), 1):
+        record.field.add(name=name, number=number, type=kind, label=label)
+    answer = file.message_type.add(name="KVEventBatch")
+    for number, (name, kind) in enumerate((
+        ("enabled", kinds.TYPE_BOOL), ("incarnation", kinds.TYPE_INT64), ("next_cursor", kinds.TYPE_INT64),
+        ("lost", kinds.TYPE_BOOL),
+    ), 1):
+        answer.field.add(name=name, number=number, type=kind, label=1)
+    records = ".tests.lmcache.KVEventRecord"
+    answer.field.add(name="events", number=5, type=kinds.TYPE_MESSAGE, type_name=records, label=3)
+    pool = DescriptorPool()
+    pool.Add(file)
+    return GetMessageClass(pool.FindMessageTypeByName("tests.lmcache.KVEventBatch"))
+
+
+LmcacheBatch = lmcache_batch()
+
+
+def of_lmcache(payload: bytes) -> list[dict[str, Any]]:
+    """The records of LMCache's server as events of an engine."""
+    return [
+        {"type": {"stored": "BlockStored", "removed": "BlockRemoved"}[record.kind], "medium": record.medium,
+         "block_hashes": list(record.block_hashes)}
+        for record in LmcacheBatch.FromString(payload).events
+    ]
 
 
 def plain(value: Any) -> int:

@@ -1,7 +1,8 @@
 """A publisher in a process of its own, as engines have it: PUB, and a ROUTER that repeats what its buffer holds.
 
 It obeys lines of JSON on stdin and answers each with a line on stdout. With ``topic_in_replay`` it answers in the
-framing of newer engines, else in that of older ones.
+framing of newer engines, else in that of older ones. ``fault`` breaks each replay after the first: ``end`` leaves
+the end marker out, ``hole`` the second message, and ``bytes`` changes the first message.
 
 Law of this file: it shares no code with the program; it writes the wire by hand.
 """
@@ -36,6 +37,7 @@ def serve(settings: dict) -> None:
     topic = settings.get("topic", "kv").encode()
     buffer: deque = deque(maxlen=settings.get("buffer", 10_000))
     seq = settings.get("first_seq", 0)
+    replays = 0
     poller = zmq.Poller()
     poller.register(inbox, zmq.POLLIN)
     poller.register(router, zmq.POLLIN)
@@ -45,10 +47,16 @@ def serve(settings: dict) -> None:
         if router in ready:
             client, _, start = router.recv_multipart()
             head = [topic] if settings.get("topic_in_replay") else []
-            for number, payload in buffer:
-                if number >= int.from_bytes(start, "big"):
+            replays += 1
+            fault = settings.get("fault") if replays > 1 else None
+            asked = [(number, payload) for number, payload in buffer if number >= int.from_bytes(start, "big")]
+            for at, (number, payload) in enumerate(asked):
+                if fault == "bytes" and at == 0:
+                    payload += b"\xc0"
+                if fault != "hole" or at != 1:
                     router.send_multipart([client, b"", *head, number.to_bytes(8, "big"), payload])
-            router.send_multipart([client, b"", *head, END, b""])
+            if fault != "end":
+                router.send_multipart([client, b"", *head, END, b""])
         if inbox in ready:
             command = json.loads(inbox.recv())
             if command["do"] == "end":

@@ -18,6 +18,7 @@ from kvbm_console.engines.kv_events.batch import (
     Cleared,
     Removed,
     Stored,
+    StoredMark,
     normal_hash,
     tier_of,
 )
@@ -36,6 +37,11 @@ PLAIN = some.recursive(
 )
 
 
+def unmarked(events: list[Any]) -> list[Any]:
+    """The events without the digests and contexts of their blocks."""
+    return [msgspec.structs.replace(event, marks=()) if isinstance(event, Stored) else event for event in events]
+
+
 @pytest.mark.parametrize("fields", [
     [],  # before there was a medium
     ["GPU"],
@@ -49,7 +55,10 @@ def test_array_events_of_every_age(fields: list[Any]) -> None:
     payload = batch(["BlockStored", [1, -1], 7, [5] * 32, 16, None, *fields])
     (event,) = decode_batch(payload).events
     group = 2 if len(fields) > 3 else 0
-    assert event == Stored([1, 2**64 - 1], 7, 16, "GPU", group)
+    assert isinstance(event, Stored)
+    assert unmarked([event]) == [Stored([1, 2**64 - 1], 7, 16, "GPU", group)]
+    words = " ".join(mark.context for mark in event.marks)
+    assert words.partition(" ")[0] == ("lora=adapter" if "adapter" in fields else "session=3" if 3 in fields else "")
 
 
 @pytest.mark.parametrize(("event", "expected"), [
@@ -62,12 +71,66 @@ def test_array_events_of_every_age(fields: list[Any]) -> None:
     (removed(3, medium="NVME", group_idx=4, remaining_copy_counts=[2]), Removed([3], "NVME", 4)),
     ({"type": "BlockRemoved", "block_hashes": [3]}, Removed([3], "GPU", 0)),
     (cleared(), Cleared()),
-    (stored(9, parent=8, extra_keys=[["x", 1]], session_id="s", locality="LOCAL"), Stored([9], 8, 16, "GPU", 0)),
+    (stored(9, parent=8, session_id="s", locality="LOCAL"),
+     Stored([9], 8, 16, "GPU", 0, (StoredMark(0, 0, "session=s"),))),
+    (stored(9, parent=8, medium="STORAGE", locality="REMOTE", ownership="kv cr"),
+     Stored([9], 8, 16, "STORAGE REMOTE kv_cr", 0)),
+    (removed(9, medium="STORAGE", locality="REMOTE", ownership="kv cr"), Removed([9], "STORAGE REMOTE kv_cr", 0)),
+    (removed(9, medium="cpu"), Removed([9], "CPU", 0)),
+    (removed(9, medium="Cpu_Pinned"), Removed([9], "CPU_PINNED", 0)),
+    (removed(9, medium="nvme"), Removed([9], "nvme", 0)),
+    (removed(9, medium="storage", locality="remote"), Removed([9], "STORAGE REMOTE", 0)),
     ({"type": "BlockStored", "block_hashes": [9]}, Stored([9], None, 0, "GPU", 0)),
     (stored(9, size=0, medium="CPU"), Stored([9], None, 0, "CPU", 0)),
 ])
 def test_an_event_in_each_shape(event: Any, expected: object) -> None:
     assert decode_batch(batch(event)).events == [expected]
+
+
+def marks_of(**more: Any) -> tuple[StoredMark, ...]:
+    event = decode_batch(batch(stored(*range(1, 4), **more))).events[0]
+    assert isinstance(event, Stored)
+    return event.marks
+
+
+TOKENS = some.lists(some.integers(0, 2**40), min_size=12, max_size=12)
+
+
+@given(TOKENS, TOKENS, some.integers(0, 11))
+def test_equal_tokens_have_equal_contents_under_every_context(tokens: list[int], others: list[int], same: int) -> None:
+    """Of the first block of a prompt, and of each block with an image; the encoding of integers does not matter."""
+    keys = [["ada", "tenant"], None, ["ada", ["f" * 64, 3]]]
+    plain = marks_of(token_ids=tokens, size=4)
+    salted = marks_of(token_ids=tokens, size=4, lora_name="ada", extra_keys=keys)
+    assert [mark.at for mark in plain] == [0]
+    assert [(mark.at, mark.context.partition("#")[0]) for mark in salted] == [
+        (0, "lora=ada salt="), (2, "image=" + 16 * "f")]
+    assert plain[0].content == salted[0].content != 0
+    changed = [*others[:same], *tokens[same:]]
+    assert (marks_of(token_ids=changed, size=4)[0].content == plain[0].content) == (changed[:4] == tokens[:4])
+    image = marks_of(token_ids=changed, size=4, lora_name="ada", extra_keys=keys)[1]
+    assert (image.content == salted[1].content) == (changed[8:] == tokens[8:])
+
+
+def test_a_salt_is_kept_as_a_digest_whatever_names_it() -> None:
+    by_key = marks_of(extra_keys=[["secret"], None, None])[0].context
+    by_field = marks_of(cache_salt="secret")[0].context
+    assert by_key == by_field == marks_of(cache_salt="secret", parent=5)[0].context
+    assert "secret" not in by_key
+    assert marks_of(lora_id=3)[0].context == "lora=3"
+    assert marks_of(lora_name="a b\n" + 300 * "c", session_id=90 * "s" )[0].context == (
+        "lora=a_b_" + 60 * "c" + " session=" + 64 * "s")
+
+
+@pytest.mark.parametrize("more", [
+    {"lora_name": {"cache_salt": "tenant"}}, {"extra_keys": 7}, {"extra_keys": [7, "x", {}]}, {"token_ids": "text"},
+    {"token_ids": [1, 2], "lora_name": "x"}, {"session_id": [[]]}, {"cache_salt": b"raw", "extra_keys": [[]]},
+    {"token_ids": [], "extra_keys": [[b"embeds"], [["image"]], [[]]]},
+])
+def test_fields_of_another_shape_leave_the_event(more: dict[str, Any]) -> None:
+    event = decode_batch(batch(stored(1, 2, 3, **more))).events[0]
+    assert isinstance(event, Stored)
+    assert event.hashes == [1, 2, 3]
 
 
 def test_two_three_and_more_elements_and_a_map() -> None:
@@ -84,7 +147,7 @@ def test_shapes_may_be_mixed_and_unknown_kinds_are_counted() -> None:
     found = decode_batch(batch(
         stored(1), ["BlockRemoved", [1]], {"type": "BlockMoved", "block_hashes": [1]}, ["BlockPinned", 5], cleared(),
     ))
-    assert found.events == [Stored([1], None, 16, "GPU", 0), Removed([1], "GPU", 0), Cleared()]
+    assert unmarked(found.events) == [Stored([1], None, 16, "GPU", 0), Removed([1], "GPU", 0), Cleared()]
     assert (found.unknown, found.malformed) == (2, 0)
 
 
@@ -96,7 +159,7 @@ def test_shapes_may_be_mixed_and_unknown_kinds_are_counted() -> None:
 ])
 def test_a_broken_event_is_counted_and_its_neighbours_are_kept(event: Any) -> None:
     found = decode_batch(batch(stored(1), event, removed(2)))
-    assert found.events == [Stored([1], None, 16, "GPU", 0), Removed([2], "GPU", 0)]
+    assert unmarked(found.events) == [Stored([1], None, 16, "GPU", 0), Removed([2], "GPU", 0)]
     assert (found.unknown, found.malformed) == (0, 1)
 
 
@@ -107,7 +170,7 @@ def test_three_forms_of_a_hash_in_both_shapes(new: list[Any], gone: list[Any], a
     else:
         events = [stored(*new, medium=medium), removed(*gone, medium=medium)]
     found = decode_batch(batch(*events))
-    assert found.events == [
+    assert unmarked(found.events) == [
         Stored([plain(one) for one in new], None, 16, medium, 0), Removed([plain(one) for one in gone], medium, 0),
     ]
     assert found.blocks == len(new) + len(gone)
@@ -175,3 +238,46 @@ def test_memory_is_a_small_multiple_of_the_payload(piece: bytes) -> None:
             peak = tracemalloc.get_traced_memory()[1]
             tracemalloc.stop()
         assert peak < 20 * max(len(payload), size) + 2**20
+
+
+# --- a shared pool ---
+
+
+def of_pool(kind: str, *hashes: int, key: str = "", medium: str | None = "cpu", legacy: bool = True) -> dict[str, Any]:
+    """An event as Mooncake's master publishes it (RFC 1527), with the names of engines beside its own."""
+    mine = {"type": {"stored": "BlockStored", "removed": "BlockRemoved"}.get(kind, ""), "block_hashes": list(hashes)}
+    return {
+        "event_id": 1, "timestamp": 1_795_425_729_535, "event_type": kind, **(mine if legacy else {}),
+        "block_size": None, "tenant_id": "default", "backend_id": "pool 7", "group_id": None, "medium": medium,
+        "dp_rank": None, "object_key": key, "seq_hashes": list(hashes), "parent_hash": None, "token_ids": None,
+    }
+
+
+@pytest.mark.parametrize("legacy", [True, False])
+def test_objects_of_a_shared_pool(legacy: bool) -> None:
+    digits = "ab" * 24 + "00000000000000ff"
+    payload = batch(
+        of_pool("stored", 7, legacy=legacy), of_pool("stored", key=f"llama@tp_rank:0@group:0@{digits}", legacy=legacy),
+        of_pool("removed", 7, medium="disk", legacy=legacy), of_pool("cleared", legacy=legacy),
+        of_pool("touched", legacy=legacy), of_pool("stored", legacy=legacy), ts=1_795_425_729_535,
+    )
+    found = decode_batch(payload)
+    assert found.events == [
+        Stored([7], None, 0, "CPU REMOTE pool_7", 0), Stored([255], None, 0, "CPU REMOTE pool_7", 0),
+        Removed([7], "DISK REMOTE pool_7", 0), Cleared(),
+    ]
+    assert (found.pool, found.unknown, found.malformed, found.ts) == ("pool_7", 1, 1, 1_795_425_729.535)
+
+
+def test_a_key_without_a_hash_stands_for_itself() -> None:
+    (one, other, again) = decode_batch(batch(*(of_pool("stored", key=key) for key in ("a@x", "b@x", "a@x")))).events
+    assert isinstance(one, Stored)
+    assert isinstance(other, Stored)
+    assert one == again
+    assert one.hashes != other.hashes
+
+
+def test_a_remote_medium_is_g4_whatever_it_consists_of() -> None:
+    assert [tier_of(medium) for medium in ("CPU", "CPU REMOTE pool7", "STORAGE REMOTE", "CPU mine")] == [
+        Tier.G2, Tier.G4, Tier.G4, Tier.G2,
+    ]

@@ -12,7 +12,8 @@ from kvbm_console.analysis.lints import LintFold, stream_lints
 from kvbm_console.core.config import LeaderConfig
 from kvbm_console.core.errors import ConnectionLost, UsageError
 from kvbm_console.core.state import CacheState
-from kvbm_console.engines.discovery import ANSWER_BYTES_MAX, advice, discover
+from kvbm_console.engines.discovery import advice, discover
+from kvbm_console.engines.http import ANSWER_BYTES_MAX
 from kvbm_console.engines.kv_events.address import Publisher
 from kvbm_console.engines.kv_events.zmq_source import Streams
 from kvbm_console.service import LeaderService
@@ -111,13 +112,15 @@ def test_sglang_of_before_is_asked_under_its_own_path(server: Server) -> None:
 
 
 @pytest.mark.parametrize(("answers", "sentence"), [
-    ({}, "answers neither"),
-    ({"/kv_event_sources": []}, "publishes no KV events"),
-    ({"/kv_event_sources": {}}, "publishes no KV events"),
+    ({}, "answers none of"),
+    ({"/kv_event_sources": []}, "names no publisher of KV events"),
+    ({"/kv_event_sources": {}}, "names no publisher of KV events"),
     ({"/kv_event_sources": {"x": {"endpoint": "tcp://*:1"}}}, "is not understood"),
-    ({"/kv_event_sources": b"away"}, "answers neither"),
-    ({"/server_info": {"kv_events": None}}, "publishes no KV events"),
-    ({"/server_info": {"kv_events": {"publisher": "null", "endpoint_port_base": 1}}}, "publishes no KV events"),
+    ({"/kv_event_sources": b"away"}, "answers none of"),
+    ({"/server_info": {"kv_events": None}}, "names no publisher of KV events"),
+    ({"/server_info": {"kv_events": {"publisher": "null", "endpoint_port_base": 1}}}, "names no publisher"),
+    ({"/kv_events/status": {"enabled": False, "published_batches": 0}}, "needs --enable_kv_events"),
+    ({"/kv_events/status": {"enabled": True, "published_batches": 3}}, "give its --kv_events_bind_endpoint"),
     ({"/kv_event_sources": b"<html>"}, "is not understood"),
     ({"/kv_event_sources": {"endpoint": "tcp://*:1"}}, "is not understood"),
     ({"/kv_event_sources": b"[" * 100_000}, "is not understood"),

@@ -469,19 +469,20 @@ def test_addresses_that_are_refused(text: str) -> None:
 
 @pytest.mark.asyncio
 async def test_between_two_replays_the_publisher_has_four_times_as_long_for_its_engine(
-    engines: Callable[..., Engine],
+    engines: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine, house = engines(), House()
     asked: list[tuple[float, float]] = []
+    fetch = zmq_source.fetch_replay
+
+    async def timed(*arguments: Any, **options: Any) -> zmq_source.Replay:
+        began = time.monotonic()
+        replay = await fetch(*arguments, **options)
+        asked.append((began, time.monotonic()))
+        return replay
+
+    monkeypatch.setattr(zmq_source, "fetch_replay", timed)
     async with Following(engine.publisher(), house) as following:
-        collect = following.source._collect
-
-        async def timed(*arguments: Any) -> None:
-            began = time.monotonic()
-            await collect(*arguments)
-            asked.append((began, time.monotonic()))
-
-        following.source._collect = timed  # type: ignore[method-assign]
         await following.joined()
         engine.hide(*([stored(number)] for number in range(200)))
         async with following.source._taking:

@@ -15,7 +15,7 @@ from kvbm_console.core.events import Noted
 from kvbm_console.core.ids import Note
 from kvbm_console.explore.leader import LeaderMachine, LeaderRelease
 from kvbm_console.explore.leader_faults import FAULTS
-from kvbm_console.explore.scenario import LEADER, PROFILES, Scenario
+from kvbm_console.explore.scenario import LEADER, PROFILES_OF, Scenario
 from kvbm_console.explore.scenario import generate_for_leader as generate
 from kvbm_console.explore.vllm import ScenarioRun
 from kvbm_console.recording.positions import verdict_seq
@@ -33,7 +33,7 @@ def play(profile: str, seed: int, *faults: str) -> ScenarioRun:
 
 def silent(seeds: int) -> None:
     steps = reads = moved = 0
-    for profile in PROFILES:
+    for profile in PROFILES_OF["leader"]:
         for seed in range(seeds):
             run = play(profile, seed)
             assert run.verdict is None, (profile, seed, run.verdict)
@@ -57,7 +57,7 @@ def test_nothing_is_found_in_our_leader_in_ten_thousand_runs() -> None:
 def test_a_planted_fault_is_found_within_a_minute_of_cpu(fault: str) -> None:
     began = time.process_time()
     for seed in range(2_000):
-        for profile in PROFILES:
+        for profile in PROFILES_OF["leader"]:
             if play(profile, seed, fault).verdict is not None:
                 return
         assert time.process_time() - began < CPU_S, fault
@@ -69,7 +69,7 @@ def test_a_fault_is_gone_with_its_run() -> None:
     assert play("hits", 1).verdict is None
 
 
-@pytest.mark.parametrize("profile", PROFILES)
+@pytest.mark.parametrize("profile", PROFILES_OF["leader"])
 def test_a_scenario_is_a_run_also_from_its_text(profile: str) -> None:
     scenario = generate(profile, 5)
     assert all(value in LEADER[name] for name, value in scenario.machine)

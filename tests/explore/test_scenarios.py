@@ -32,6 +32,7 @@ def test_every_request_fits_into_the_device_and_actions_are_in_order(profile: st
             whole[action.name] = whole[action.after] + action.tokens + action.output
             assert action.tokens
             assert whole[action.name] <= (scenario.device_blocks - 2) * BLOCK
+            assert scenario.fits
             assert len(tokens_of(action.prompt)) == action.tokens
 
 

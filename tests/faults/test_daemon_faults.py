@@ -115,7 +115,7 @@ def test_a_socket_belongs_to_its_user_alone() -> None:
 
 
 def test_a_path_that_is_too_long_is_refused() -> None:
-    with pytest.raises(UsageError, match="a path of at most 107 bytes"):
+    with pytest.raises(UsageError, match="a path of at most 103 bytes"):
         Endpoint(f"unix:/tmp/{'x' * 120}")
 
 

@@ -24,7 +24,7 @@ from kvbm_console.core.columns import unpack_hashes
 from kvbm_console.core.config import LeaderConfig
 from kvbm_console.core.errors import UsageError
 from kvbm_console.core.eviction.auto import RULES
-from kvbm_console.core.eviction.policy import PolicyConfig
+from kvbm_console.core.eviction.policy import PolicyConfig, ghosts_max
 from kvbm_console.core.eviction.ranked import unpacked
 from kvbm_console.core.ids import Authority, CandidateStatus, EvictRule, Note, Route, Tier
 from kvbm_console.core.leader import Leader
@@ -263,7 +263,7 @@ async def test_policy_copy_and_prefetch_figures_are_those_of_the_recording(
         known = set(unpacked(ranks["keys"]))
         assert known >= account.stored[tier], "and prompts that were never stored there"
         assert value("kvbm_policy_ghosts", tier=tier) == len(known - pool.by_hash.keys())
-        assert value("kvbm_policy_ghosts_max", tier=tier) >= 8 * len(pool)
+        assert value("kvbm_policy_ghosts_max", tier=tier) == ghosts_max(len(pool))
         assert value("kvbm_policy_changes_total", tier=tier) == ranks["changes"]
         shown = [one for has, one in found["kvbm_policy_half_life_seconds"] if has["tier"] == tier]
         rule = RULES[ranks["current"]]

@@ -125,7 +125,7 @@ def test_a_keep_that_cannot_hold_two_keyframes_is_told_and_stays_a_bound(tmp_pat
     status = recorder.status()
     assert status.state == "degraded"
     assert status.reason is not None
-    assert status.reason.startswith("keep is 500000 bytes, less than two segments with keyframes of 300")
+    assert status.reason.startswith("keep is 500000 bytes, less than two segments with keyframes of 303")
     assert status.not_recorded == 0
     for _ in range(100):
         record(recorder, log, 100, "x" * 40)

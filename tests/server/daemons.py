@@ -32,7 +32,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @contextmanager
 def socket_directory() -> Iterator[Path]:
-    """A directory with a short name: a socket's path has at most 107 bytes."""
+    """A directory with a short name: a socket's path has at most 103 bytes."""
     with tempfile.TemporaryDirectory(prefix="kvbm-") as name:
         yield Path(name)
 

@@ -17,6 +17,7 @@ from kvbm_console.core.snapshots import digest
 from kvbm_console.core.stimuli import NoteReported
 from kvbm_console.recording import writer
 from kvbm_console.recording.options import RecordingOptions
+from kvbm_console.recording.output import RecordingPath
 from kvbm_console.recording.reader import Recording
 from kvbm_console.recording.verify import verify
 from kvbm_console.stream.ring import Ring
@@ -177,6 +178,31 @@ async def test_an_end_that_must_come_soon_names_the_segment_that_it_could_not_se
         assert summary.recorder.unsealed == left
         assert ("1 segment is whole but not sealed: rec index" in summary_text(to_builtins(summary))) == soon
         assert verify(record).ok
+
+
+@pytest.mark.asyncio
+async def test_a_disk_that_hangs_when_the_file_is_named_does_not_keep_the_daemon(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("server.daemon.SEAL_GRACE_S", 1.0)
+    goes_on = threading.Event()
+
+    def hanging(place: RecordingPath) -> None:
+        assert goes_on.wait(20)
+
+    monkeypatch.setattr(RecordingPath, "finish", hanging)
+    options = options_for("multiturn", f"unix:{tmp_path}/d.sock", record=tmp_path / "run.mcap", speed=None)
+    daemon, ready = Daemon(options), asyncio.Event()
+    task = asyncio.create_task(daemon.run(lambda _: ready.set()))
+    try:
+        await ready.wait()
+        await published(daemon, lambda: daemon.service.state.seq > 200)
+        daemon.stop(soon=True)
+        summary = await asyncio.wait_for(task, 10)
+    finally:
+        goes_on.set()
+    assert summary.recorder is not None
+    assert summary.recorder.path.endswith(".mcap"), "sealed, and still under its own name"
 
 
 @pytest.mark.asyncio

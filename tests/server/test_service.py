@@ -14,7 +14,7 @@ from kvbm_console.core.columns import pack_hashes, pack_ids
 from kvbm_console.core.config import BreakpointSpec, LeaderConfig
 from kvbm_console.core.errors import Refused
 from kvbm_console.core.events import HoldReleased, InvariantViolated
-from kvbm_console.core.ids import Authority, FinishReason, HoldEnd, SlotState, Tier
+from kvbm_console.core.ids import Authority, FinishReason, HoldEnd, Note, SlotState, Tier
 from kvbm_console.core.leader import Leader, Outcome
 from kvbm_console.core.snapshots import decode_facts, digest, encode_facts
 from kvbm_console.core.state import CacheState
@@ -171,6 +171,24 @@ def test_a_bug_of_the_core_is_undone_published_and_counted(
     request = next(slot.request for slot in state.slots.values() if slot.state is SlotState.INITIALIZED)
     outcome = service.dispatcher.port(1).submit(st.MatchRequested, request, 0)
     assert outcome.result is not None
+    assert digest(folded(service)) == service.digest()[1]
+
+
+def test_a_bug_that_cannot_be_undone_leaves_the_facts_of_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    service, rig = machine(Ring(100_000))
+    break_once(monkeypatch, st.MatchRequested, lambda stimulus: stimulus.n > 600)
+
+    def unreadable() -> Any:
+        raise RuntimeError("a stimulus cannot be read")
+
+    monkeypatch.setattr(service, "_stimuli_since_base", unreadable)
+    with pytest.raises(Exception, match="got no answer"):
+        rig.run_to_end(60_000_000_000)
+    assert service.recoveries == 1
+    state = folded(service)
+    assert state.totals.violations == 1
+    assert digest(state) == service.digest()[1]
+    service.submit(st.NoteReported, Note.SHUTTING_DOWN, "the stream goes on")
     assert digest(folded(service)) == service.digest()[1]
 
 

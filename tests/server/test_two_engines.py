@@ -1,6 +1,8 @@
 """Two engines with requests of the same name: each drives, and is asked for, its own."""
 
+import typing
 from collections.abc import Awaitable, Callable
+from enum import EnumMeta
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +13,11 @@ from kvbm_console.core import stimuli as st
 from kvbm_console.core.columns import pack_hashes, pack_ids
 from kvbm_console.core.config import BreakpointSpec
 from kvbm_console.core.ids import Authority, FinishReason, SlotState, Tier
+from kvbm_console.core.state import CacheState
 from kvbm_console.recording.verify import verify
 from kvbm_console.stream.verbs import SetBreakpoint
+from kvbm_console.wire.batches import pack_stimuli, unpack_stimuli
+from server.feeding import FEED_KINDS, MANY, RequestNames
 from tests.server.daemons import daemon_at, published
 
 Submit = Callable[..., Awaitable[Any]]
@@ -117,3 +122,44 @@ async def test_the_lives_of_an_engine_that_crashes_leave_one_pool(tmp_path: Path
         assert state.totals.rejected == 0
     report = verify(tmp_path / "run")
     assert report.ok, report
+
+
+SAMPLES: dict[Any, Any] = {
+    str: "0", str | None: "0", tuple[str, ...]: ("0", "1"), bytes: b"\x01\0\0\0", int: 1, int | None: 1, bool: True,
+    tuple[int, ...]: (1, 2),
+}
+
+
+@pytest.mark.parametrize("kind", sorted(FEED_KINDS, key=lambda kind: kind.__name__))
+def test_another_name_of_a_request_changes_names_alone(
+    kind: type[st.Stimulus], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Block ids are bytes in some kinds, under the name of a list of requests in others."""
+    hints = typing.get_type_hints(kind)
+    values = [SAMPLES.get(hints[name]) for name in kind.__struct_fields__[4:]]
+    values = [
+        next(iter(hints[name])) if isinstance(hints[name], EnumMeta) else () if value is None else value
+        for name, value in zip(kind.__struct_fields__[4:], values, strict=True)
+    ]
+    stimulus = kind(0, 0, 2, None, *values)
+    names = RequestNames(2)
+    names._here = {"0": "0@2"}
+    monkeypatch.setattr(names, "_arrives", lambda *_: None)  # would forget the name, which no slot has
+    translated = names.translated(stimulus, CacheState())
+    (read,) = unpack_stimuli(pack_stimuli([translated]).data)
+    assert read == translated
+    for name in kind.__struct_fields__:
+        before, after = getattr(stimulus, name), getattr(translated, name)
+        named = name == "request" or (hints[name] == tuple[str, ...] and name in MANY)
+        assert after == ({"0": "0@2", ("0", "1"): ("0@2", "1")}[before] if named else before), name
+
+
+@pytest.mark.asyncio
+async def test_a_failed_copy_beside_another_engine_names_its_blocks() -> None:
+    async with (
+        daemon_at(None) as daemon, Client(daemon.address) as one, Client(daemon.address) as two,
+        one.feed("first"), two.feed("second") as second,
+    ):
+        await second.submit(st.TransferFailed, 99, 0, 0, "the disk is gone", pack_ids([0]))
+        assert daemon.service.recoveries == 0
+        assert daemon.service.state.totals.completions_refused == 1, "no such copy runs"

@@ -41,6 +41,7 @@ def value_of(annotation: Any) -> st.SearchStrategy[Any]:
         return st.sampled_from(annotation)
     plain: dict[Any, st.SearchStrategy[Any]] = {
         int: _INT, str: _TEXT, bytes: st.binary(max_size=24), bool: st.booleans(),
+        float: st.floats(allow_nan=False),
     }
     return plain[annotation]
 

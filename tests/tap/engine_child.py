@@ -10,6 +10,7 @@ import sys
 import time
 from typing import Any
 
+import kvbm_console
 from kvbm_console.tap.connector import make_tap
 from kvbm_console.tap.flatten import Flattener
 from kvbm_console.tap.recorder import TapRecorder
@@ -77,7 +78,7 @@ def main(settings: dict[str, Any]) -> None:
         print(json.dumps({
             "finished": finished, "slowest_s": slowest, "on": recorder.on, "dropped": recorder.dropped,
             "errors": recorder.errors, "queue": len(recorder.queue), "held_back": recorder.held_back,
-            "live": len(engine.requests), "calls": recorder.calls,
+            "live": len(engine.requests), "calls": recorder.calls, "from": kvbm_console.__file__,
         }), flush=True)
         slowest = 0.0
         if order.get("end"):

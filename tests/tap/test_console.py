@@ -50,7 +50,7 @@ def test_requests_and_blocks_are_there_and_the_cost_is_said_when_told(events: li
     assert state.slots
     assert "tap: the daemon has not told its cost" in everything(one)
     row = next(line.split() for line in everything(one, 120, 40).splitlines() if line.startswith("   G1"))
-    assert row[2] == str(state.pools[0].resident_blocks)
+    assert row[2] == f"{state.pools[0].resident_blocks}/{state.pools[0].info.capacity_blocks}"
     assert row[3] == str(100 * len(state.pools[0].by_hash) // state.pools[0].resident_blocks)
     one.mirror.sources.tell(told())
     text = everything(one, 80, 24)

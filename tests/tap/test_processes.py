@@ -17,6 +17,7 @@ from kvbm_console.core.config import BreakpointSpec, LeaderConfig
 from kvbm_console.core.ids import Authority, FinishReason, Site, SlotState
 from kvbm_console.stream.verbs import ContinueHold, SetBreakpoint
 from server.daemon import Daemon
+from tests.cli.test_install import unpacked_tap
 from tests.server.daemons import daemon_at, options_for, published, running, socket_directory
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -31,6 +32,7 @@ from importlib.abc import MetaPathFinder
 from importlib.machinery import PathFinder
 
 HERE = {"msgspec", "kvbm_console", "tests", "xxhash"}  # the last is the fake engine's
+sys.path.insert(0, sys.argv.pop())
 
 
 class Nothing(MetaPathFinder):
@@ -66,11 +68,11 @@ class Child:
 
 
 @asynccontextmanager
-async def engine(target: str, *, alone: bool = False, **settings: Any) -> AsyncIterator[Child]:
-    """An engine whose tap reports to ``target``; ``alone``: with nothing installed but msgspec."""
-    program = ["-c", ALONE] if alone else ["-m", "tests.tap.engine_child"]
+async def engine(target: str, *, tap: Path | None = None, **settings: Any) -> AsyncIterator[Child]:
+    """An engine whose tap reports to ``target``; ``tap``: the only distribution beside msgspec in its environment."""
+    program = ["-m", "tests.tap.engine_child"] if tap is None else ["-c", ALONE]
     process = await asyncio.create_subprocess_exec(
-        sys.executable, *program, json.dumps({"target": target, **settings}),
+        sys.executable, *program, json.dumps({"target": target, **settings}), *([] if tap is None else [str(tap)]),
         stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, cwd=ROOT,
     )
     try:
@@ -121,10 +123,14 @@ async def test_requests_become_slots_and_an_engine_that_ends_leaves_nothing_live
 
 
 @pytest.mark.asyncio
-async def test_the_engines_side_needs_msgspec_alone_and_one_that_is_killed_is_said_to_have_ended() -> None:
+async def test_the_engines_side_needs_msgspec_alone_and_one_that_is_killed_is_said_to_have_ended(
+    tmp_path: Path
+) -> None:
+    tap = unpacked_tap(tmp_path)
     async with daemon_at(config=LeaderConfig()) as daemon:
-        async with engine(daemon.address, alone=True) as child:
-            await child.do(listened=True)
+        async with engine(daemon.address, tap=tap) as child:
+            told = await child.do(listened=True)
+            assert told["from"].startswith(str(tap))
             told = await child.do(add=[["one", PROMPT, 400]], steps=6)
             assert told["errors"] == 0
             state = daemon.service.state
@@ -216,6 +222,7 @@ async def test_a_held_request_goes_on_when_the_daemon_dies_or_freezes(how: signa
             if daemon.returncode is None:
                 os.kill(daemon.pid, with_end)
             await daemon.wait()
+            await daemon.stderr.read()  # its reporter has this file, too, and ends with it
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """What a tap has recorded, brought to a leader in the same process, so every step can be checked.
 
-Law of this file: only the transport is left out; flattening, encoding, translation and the leader are the real ones.
+Law of this file: only the transport is left out; flattening, encoding, translation, the daemon's
+check of fed stimuli and the leader are the real ones.
 """
 
 from typing import Any
@@ -12,20 +13,30 @@ from kvbm_console.core import stimuli as st
 from kvbm_console.core.audit import audit
 from kvbm_console.core.leader.decider import Outcome
 from kvbm_console.core.state import CacheState
-from kvbm_console.tap import translator
+from kvbm_console.reporter import translator
 from kvbm_console.tap.flatten import Flattener, drain
 from kvbm_console.tap.recorder import TapRecorder
 from kvbm_console.tap.sender import TapSettings
+from server.feeding import check_stimulus
 
 
 class Watching(translator.Watching):
-    """A recorder's messages on the way to a checked leader. ``events`` are those since the last ``pump``."""
+    """A recorder's messages on the way to a checked leader. ``events`` are those since the last ``pump``.
 
-    def __init__(self, recorder: TapRecorder, flattener: Flattener, settings: TapSettings) -> None:
+    ``source`` is the number of the engine at the leader, which is that of ``beside`` if this is given."""
+
+    def __init__(
+        self, recorder: TapRecorder, flattener: Flattener, settings: TapSettings, *, source: int = 1,
+        beside: "Watching | None" = None,
+    ) -> None:
         super().__init__(settings)
+        self.source = source
+        if beside is not None:
+            self.leader, self.dispatcher = beside.leader, beside.dispatcher
+        self._publish_also = self.dispatcher.publish
         self.dispatcher.publish = self._publish
         self.recorder, self.flattener = recorder, flattener
-        self.mirror = CacheState()
+        self.mirror = CacheState() if beside is None else beside.mirror
         self.events: list[ev.Event] = []
         self.rejected: list[str] = []
         self.kept: list[Any] = []
@@ -37,13 +48,18 @@ class Watching(translator.Watching):
         recorder.listen()
 
     def _publish(self, stimulus: st.Stimulus, outcome: Outcome) -> None:
+        if stimulus.source == self.source:
+            check_stimulus(stimulus)
         self.stimuli.append(stimulus)
         self.outcomes.append(list(outcome.events))
         for event in outcome.events:
-            self.mirror.apply(event)
+            if self._publish_also is None:
+                self.mirror.apply(event)
             self.events.append(event)
             if isinstance(event, ev.StimulusRejected):
                 self.rejected.append(event.why)
+        if self._publish_also is not None:
+            self._publish_also(stimulus, outcome)
 
     def pump(self) -> None:
         """Everything that was recorded so far becomes true."""

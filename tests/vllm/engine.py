@@ -5,7 +5,7 @@ Law of this file: nothing of the scheduler, its block pool, its connectors or it
 
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,21 +22,14 @@ from vllm.config import (
     VllmConfig,
 )
 from vllm.sampling_params import SamplingParams
-from vllm.utils.hashing import sha256
-from vllm.v1.core.kv_cache_utils import (
-    get_request_block_hasher,
-    init_none_hash,
-    resolve_kv_cache_block_sizes,
-)
-from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, SlidingWindowSpec
-from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
+from vllm.v1.outputs import DraftTokenIds
 from vllm.v1.request import Request, RequestStatus
-from vllm.v1.structured_output import StructuredOutputManager
 
+from kvbm_console.explore.connectors import PAGE
 from kvbm_console.explore.scenario import BLOCK
-from kvbm_console.explore.vllm import MODEL, PAGE
-from tests.vllm.executor import LOAD_STEPS, Copies
+from kvbm_console.explore.vllm import MODEL
+from tests.vllm import adapters
+from tests.vllm.copies import LOAD_STEPS, Copies
 
 TAP = {"kv_connector": "KvbmTap", "kv_connector_module_path": "kvbm_console.tap.vllm", "kv_role": "kv_both"}
 Arrival = tuple[int, str, list[int], int]
@@ -46,7 +39,8 @@ Arrival = tuple[int, str, list[int], int]
 def offloading(chunks: int, **more: Any) -> dict[str, Any]:
     """The entry of vLLM's own connector with a host tier of so many blocks."""
     return {"kv_connector": "OffloadingConnector", "kv_role": "kv_both",
-            "kv_connector_extra_config": {"cpu_bytes_to_use": chunks * PAGE, "self_describing_kv_events": True, **more}}
+            "kv_connector_extra_config": {"cpu_bytes_to_use": chunks * PAGE, "num_cpu_blocks": chunks,
+                                          "self_describing_kv_events": True, **more}}
 
 
 def named(connector: dict[str, Any], **ours: Any) -> dict[str, Any]:
@@ -61,64 +55,70 @@ def tap(inside: dict[str, Any] | None = None, **extra: Any) -> dict[str, Any]:
     return {**TAP, "kv_connector_extra_config": {**extra, **({} if inside is None else {"connector": inside})}}
 
 
-def spec_of(kind: str) -> Any:
-    """One group of layers: ``full``, ``wide`` (blocks of twice the size), or ``window`` (of 64 tokens)."""
-    if kind == "window":
-        return SlidingWindowSpec(
-            block_size=BLOCK, num_kv_heads=1, head_size=128, dtype=torch.float32, sliding_window=64
-        )
-    size = BLOCK * (2 if kind == "wide" else 1)
-    return FullAttentionSpec(block_size=size, num_kv_heads=1, head_size=128, dtype=torch.float32)
+HEADS = {"num_kv_heads": 1, "head_size": 128, "dtype": torch.float32}
+SPECS: dict[str, tuple[str, dict[str, Any]]] = {
+    "full": ("FullAttentionSpec", {"block_size": BLOCK, **HEADS}),
+    "wide": ("FullAttentionSpec", {"block_size": 2 * BLOCK, **HEADS}),
+    "window": ("SlidingWindowSpec", {"block_size": BLOCK, "sliding_window": 64, **HEADS}),
+    "chunked": ("ChunkedLocalAttentionSpec", {"block_size": BLOCK, "attention_chunk_size": 64, **HEADS}),
+    "mla": ("MLAAttentionSpec", {"block_size": BLOCK, **HEADS, "head_size": 256}),
+    "mamba": ("MambaSpec", {"block_size": BLOCK, "shapes": ((1, 4096),), "dtypes": (torch.float32,),
+                            "mamba_cache_mode": "align"}),
+}
+"""Kind of a group of layers to its class and fields; a page of each kind has ``PAGE`` bytes, of ``wide`` twice that."""
 
 
 class Engine:
-    """One scheduler. ``steps`` of work are done by ``step``; ``batches`` are the KV events of each step."""
+    """One scheduler. ``steps`` of work are done by ``step``; ``batches`` are the KV events of each step.
+
+    With ``hook`` the scheduler itself has the tap, with these settings, and ``connector`` may be None.
+    """
 
     def __init__(
-        self, directory: Path, connector: dict[str, Any], *, blocks: int = 96, running: int = 8, tokens: int = 256,
-        publish: tuple[str, str] | None = None, load_steps: int = LOAD_STEPS, fail_every: int = 0,
+        self, directory: Path, connector: dict[str, Any] | None, *, hook: dict[str, Any] | None = None,
+        blocks: int = 96, running: int = 8, tokens: int = 256, publish: tuple[str, str] | None = None,
+        load_steps: int = LOAD_STEPS, fail_every: int = 0,
         groups: tuple[str, ...] = ("full",), layers: int = 1, caching: bool = True, events: bool = True,
-        drafts: int = 0, **cache_options: Any,
+        drafts: int = 0, scheduling: dict[str, Any] | None = None, rank: int = 0, workers: int = 1,
+        **cache_options: Any,
     ) -> None:
         (directory / "config.json").write_text(json.dumps(MODEL))
         model = ModelConfig(model=str(directory), dtype="float16", seed=0, skip_tokenizer_init=True)
-        cache = CacheConfig(block_size=BLOCK, enable_prefix_caching=caching, **cache_options)
+        cache = adapters.with_all(CacheConfig, block_size=BLOCK, enable_prefix_caching=caching, **cache_options)
         cache.num_gpu_blocks = blocks
         published: dict[str, Any] = {"publisher": "null"}
         if publish is not None:
             published = {"publisher": "zmq", "endpoint": publish[0], "replay_endpoint": publish[1], "topic": "kv"}
         config = VllmConfig(
             model_config=model, cache_config=cache, device_config=DeviceConfig("cpu"),
-            scheduler_config=SchedulerConfig(
-                max_num_seqs=running, max_num_batched_tokens=tokens, max_model_len=2048, enable_chunked_prefill=True,
-                is_encoder_decoder=False,
-            ),
-            kv_transfer_config=KVTransferConfig(**connector),
+            scheduler_config=adapters.made(SchedulerConfig, **{
+                "max_num_seqs": running, "max_num_batched_tokens": tokens, "max_model_len": 2048,
+                "enable_chunked_prefill": True, "is_encoder_decoder": False, "async_scheduling": False,
+                **(scheduling or {}),
+            }),
+            kv_transfer_config=None if connector is None else KVTransferConfig(**connector),
             speculative_config=None if not drafts else SpeculativeConfig(
                 method="ngram", num_speculative_tokens=drafts, prompt_lookup_max=2, target_model_config=model,
                 target_parallel_config=ParallelConfig(),
             ),
             kv_events_config=KVEventsConfig(enable_kv_cache_events=True, **published) if events else None,
         )
-        self.kv_cache = kv_cache = KVCacheConfig(
-            num_blocks=blocks, kv_cache_tensors=[], kv_cache_groups=[
-                KVCacheGroupSpec([f"layer{at}.{layer}" for layer in range(layers)], spec_of(kind))
-                for at, kind in enumerate(groups)
-            ],
-        )
-        size, unit = resolve_kv_cache_block_sizes(kv_cache, config)
-        kv_cache.hash_block_size = unit  # as vLLM's engine does it
+        config.parallel_config.data_parallel_rank = config.parallel_config.data_parallel_index = rank
+        config.parallel_config.world_size = workers
+        self.kv_cache = adapters.kv_cache_config(
+            blocks, [adapters.spec(SPECS[kind][0], **SPECS[kind][1]) for kind in groups], layers)
         self.config, self._drafts = config, drafts
         self.extra: dict[str, Any] | None = None
-        """Further arguments of each request."""
+        """Further arguments of each request's sampling."""
+        self.arguments: Callable[[str], dict[str, Any]] = lambda name: {}
+        """Further arguments of the request of this name."""
         self.scheduled_drafts: dict[str, int] = {}
         """Tokens of each request in the formed step that the model may refuse."""
-        self.scheduler = Scheduler(
-            vllm_config=config, kv_cache_config=kv_cache, log_stats=True,
-            structured_output_manager=StructuredOutputManager(config), block_size=size, hash_block_size=unit,
-        )
-        init_none_hash(sha256)
-        self._hasher = get_request_block_hasher(unit, sha256)
+        self.scheduler, unit = adapters.scheduler(config, self.kv_cache, hook)
+        self._hasher = adapters.hasher(unit)
+        self._asynchronous = bool(config.scheduler_config.async_scheduling)
+        self._sampled: dict[int, dict[str, list[int]]] = {}
+        """Formed step, by its output's identity, to the tokens that its requests will get."""
         self.batches, self.finished = list[Any](), list[str]()
         publisher = self.scheduler.kv_event_publisher
         send = publisher.publish
@@ -128,75 +128,100 @@ class Engine:
             send(batch)
 
         publisher.publish = publish_and_keep
-        self.copies: Any = Copies(load_steps, fail_every)
+        self.copies: Any = Copies(load_steps, fail_every, workers)
         """The executor's copies: has ``step`` and ``jobs``."""
         self.cached: dict[str, tuple[int, int]] = {}
         """Request to the prompt tokens that the engine says it found: in device memory, and below."""
-        self.steps = 0
+        self.steps = self.aborted = 0
 
     @property
     def connector(self) -> Any:
-        """The scheduler's connector: the tap."""
+        """The scheduler's connector: the tap, unless it stands beside another connector."""
         return self.scheduler.connector
+
+    @property
+    def tap(self) -> Any:
+        """The tap, at the scheduler or at its connector; has ``sender``."""
+        return getattr(self.scheduler, "kvbm_tap", self.scheduler.connector)
 
     def add(self, name: str, prompt: list[int], output: int) -> Request:
         """A request arrives."""
         sampling = SamplingParams(max_tokens=output, ignore_eos=True, extra_args=self.extra)
-        request = Request(name, prompt, sampling, None, block_hasher=self._hasher)
+        request = adapters.request(name, prompt, sampling, self._hasher, **self.arguments(name))
         self.scheduler.add_request(request)
         return request
 
+    def form(self) -> Any:
+        """Form a step, and decide the tokens that its requests will get."""
+        scheduler = self.scheduler
+        placed = {name: one.num_output_placeholders for name, one in scheduler.requests.items()}
+        output = self.formed = scheduler.schedule()
+        self.scheduled_drafts = {}
+        sampled = self._sampled[id(output)] = {}
+        for name in output.num_scheduled_tokens:
+            request = scheduler.requests[name]
+            told = output.scheduled_spec_decode_tokens.get(name, [])
+            if told:
+                self.scheduled_drafts[name] = len(told)
+            if self._asynchronous:
+                done = request.num_output_placeholders > placed[name]
+            else:
+                done = request.num_computed_tokens >= request.num_tokens
+            dice = random.Random(f"{name} {request.num_tokens + request.num_output_placeholders}")
+            sampled[name] = [*told[: dice.randrange(len(told) + 1)], dice.randrange(1000)] if done else []
+        return output
+
     def step(self) -> Any:
         """Form a step, run it, and take its result."""
-        output = self.scheduler.schedule()
+        output = self.form()
         self.finish(output)
         return output
 
     def finish(self, output: Any) -> None:
         """The executor's part: one token for each request whose known tokens are all computed."""
         self.steps += 1
-        self.formed = output
-        names = list(output.num_scheduled_tokens)
-        sampled = []
-        for name in names:
-            request = self.scheduler.requests[name]
-            done = request.num_computed_tokens >= request.num_tokens
-            dice = random.Random(f"{name} {request.num_tokens}")
-            told = output.scheduled_spec_decode_tokens.get(name, [])
-            sampled.append([*told[: dice.randrange(len(told) + 1)], dice.randrange(1000)] if done else [])
-        result = ModelRunnerOutput(
-            req_ids=names, req_id_to_index={name: at for at, name in enumerate(names)}, sampled_token_ids=sampled,
-            kv_connector_output=self.copies.step(output.kv_connector_metadata),
-        )
+        sampled = self._sampled.pop(id(output))
+        names = list(sampled)
+        result = adapters.runner_output(
+            names, list(sampled.values()), self.copies.step(output.kv_connector_metadata, output.finished_req_ids))
         outputs = self.scheduler.update_from_output(output, result)
         if self._drafts:
-            drafted = [name for name, tokens in zip(names, sampled, strict=True) if tokens]
+            drafted = [name for name, tokens in sampled.items() if tokens]
             self.scheduler.update_draft_token_ids(DraftTokenIds(drafted, [[1] * self._drafts for _ in drafted]))
-        for one in outputs.values():
-            self.finished += [each.request_id for each in one.outputs if each.finish_reason is not None]
-            self.cached.update({
-                each.request_id: (each.prefill_stats.num_local_cached_tokens,
-                                  each.prefill_stats.num_external_cached_tokens)
-                for each in one.outputs if each.prefill_stats is not None
-            })
+        for each in (each for one in outputs.values() for each in one.outputs):
+            if each.finish_reason is not None:
+                self.finished.append(each.request_id)
+            found = adapters.cached_tokens(each)
+            if found is not None:
+                self.cached[each.request_id] = found
 
-    def run(self, requests: list[Arrival], *, aborts: float = 0.0) -> Iterator[Any]:
+    def run(
+        self, requests: list[Arrival], *, aborts: float = 0.0, before: Callable[[], None] | None = None
+    ) -> Iterator[Any]:
         """Take ``requests`` and step until all of them are done. Yields each formed step before it is run.
 
-        Before a step a request is aborted with the probability ``aborts``, whatever its state is.
+        ``before`` is called before each step. Before a step a request is aborted with the probability ``aborts``,
+        whatever its state is. With asynchronous scheduling a step is formed before the result of the last is known.
         """
         waiting, dice = list(requests), random.Random(len(requests))
-        while waiting or self.busy:
+        formed: list[Any] = []
+        while waiting or self.busy or formed:
             while waiting and waiting[0][0] <= self.steps:
                 _, name, prompt, output = waiting.pop(0)
                 self.add(name, prompt, output)
             live = [name for name, one in self.scheduler.requests.items() if not one.is_finished()]
             if live and dice.random() < aborts:
+                self.aborted += 1
                 self.scheduler.finish_requests(dice.choice(live), RequestStatus.FINISHED_ABORTED)
-            output = self.scheduler.schedule()
-            self.scheduled_drafts = {name: len(told) for name, told in output.scheduled_spec_decode_tokens.items()}
-            yield output
-            self.finish(output)
+            if before is not None:
+                before()
+            formed.append(self.form())
+            yield formed[-1]
+            while len(formed) > self._asynchronous:
+                self.finish(formed.pop(0))
+            if not self.busy and not waiting:
+                while formed:
+                    self.finish(formed.pop(0))
             assert self.steps < 5_000
 
     @property

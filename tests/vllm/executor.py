@@ -11,66 +11,20 @@ from concurrent.futures import Future
 from typing import Any, Final
 
 import torch
-from vllm.distributed.kv_transfer.kv_connector.v1.multi_connector import MultiKVConnectorWorkerMetadata
-from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import OffloadingWorkerMetadata
 from vllm.v1.executor.abstract import Executor
 from vllm.v1.kv_cache_interface import FullAttentionSpec
-from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
+from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.worker.worker_base import CompilationTimes
+
+from tests.vllm.copies import Copies
 
 WORDS: Final = 1000
 """Tokens of the model that is not there."""
-LOAD_STEPS: Final = 2
 
 
 def token(name: str, known: int) -> int:
     """What the model says after so many tokens of a request."""
     return random.Random(f"{name} {known}").randrange(2, WORDS)
-
-
-class Copies:
-    """The worker's side of the offloading connector: a copy ends some steps after it was asked for.
-
-    Of each ``fail_every`` loads the last one fails at its second half, 0: none.
-    """
-
-    def __init__(self, load_steps: int = LOAD_STEPS, fail_every: int = 0) -> None:
-        self.load_steps = load_steps
-        self.fail_every = fail_every
-        self.steps = 0
-        self.loads = 0
-        self.jobs: list[tuple[int, int, str | None]] = []
-        self._failing: dict[int, set[int]] = {}
-        """Job to the blocks that will not arrive."""
-
-    def step(self, metadata: Any) -> KVConnectorOutput | None:
-        """One step with what the connector attached to it; what ended in it."""
-        self.steps += 1
-        flushed: set[int] = set()
-        for part in (metadata, *getattr(metadata, "metadata", ())):
-            flushed |= getattr(part, "jobs_to_flush", None) or set()
-            for job in getattr(part, "store_jobs", None) or {}:
-                self.jobs.append((self.steps + self.load_steps, job, None))
-            for job, about in (getattr(part, "load_jobs", None) or {}).items():
-                wait, name = (0, None) if about.sync else (self.load_steps, about.req_id)
-                self.jobs.append((self.steps + wait, job, name))
-                self.loads += 1
-                if self.fail_every and self.loads % self.fail_every == 0:
-                    ids = [int(place) for place in about.dst_spec.block_ids]
-                    self._failing[job] = set(ids[len(ids) // 2 :])
-        due = [one for one in self.jobs if one[0] <= self.steps or one[1] in flushed]
-        self.jobs = [one for one in self.jobs if one not in due]
-        if not due:
-            return None
-        worker: Any = OffloadingWorkerMetadata()
-        for _, job, _ in due:
-            worker.mark_completed(job)
-        if hasattr(metadata, "metadata"):
-            worker = MultiKVConnectorWorkerMetadata(metadata=(worker, None))
-        return KVConnectorOutput(
-            kv_connector_worker_meta=worker, finished_recving={name for _, _, name in due if name is not None} or None,
-            invalid_block_ids={place for _, job, _ in due for place in self._failing.pop(job, ())},
-        )
 
 
 def answered(value: Any, non_block: bool) -> Any:
@@ -134,7 +88,8 @@ class FakeExecutor(Executor):
             self._known[name] += 1
         output = ModelRunnerOutput(
             req_ids=names, req_id_to_index={name: at for at, name in enumerate(names)}, sampled_token_ids=sampled,
-            kv_connector_output=self._copies.step(scheduler_output.kv_connector_metadata),
+            kv_connector_output=self._copies.step(
+                scheduler_output.kv_connector_metadata, scheduler_output.finished_req_ids),
         )
         if not names:
             return answered(output, non_block)

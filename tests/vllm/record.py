@@ -21,7 +21,7 @@ from vllm.v1.request import RequestStatus
 from kvbm_console.tap import vllm as binding
 from tests.tap.watching import Watching
 from tests.vllm.engine import Engine, offloading, tap
-from tests.vllm.test_tap import Kept, workload
+from tests.vllm.features import Kept, workload
 from tests.vllm.truth import short
 
 HERE: Final = Path(__file__).resolve().parents[2] / "recordings" / "vllm"

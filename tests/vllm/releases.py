@@ -2,7 +2,7 @@
 
 ``python -m tests.vllm.releases [RELEASE ...]`` in the environment of ``make test-vllm``. Each release, or those that
 are named, is installed without its requirements into ``.releases/`` once, and stands in front of the installed one.
-A release takes 1.5 GB and about two minutes.
+A release takes 20 to 180 MB without its libraries for GPUs.
 
 Law of this file: a row is printed only for a signature that this run has found.
 """
@@ -11,6 +11,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Final
 
@@ -18,10 +19,12 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 RELEASES: Final = ROOT / ".releases"
 OFFLOADING: Final = '{"kv_connector": "OffloadingConnector"}'
 ANSWERS: Final = '{"kv_connector": "OffloadingConnector", "kv_connector_extra_config": {"offload_prompt_only": false}}'
+SIMPLE: Final = '{"kv_connector": "SimpleCPUOffloadConnector"}'
 THREADS: Final = (
     ("0.22.0", "hits", "loaded request that is not scheduled", "#45388", OFFLOADING),
     ("0.22.0", "reset", "no leak: OffloadingConnectorScheduler._req_status", "#48102", OFFLOADING),
     ("0.26.0", "abort", "AssertionError in scheduler._build_store_jobs", "#49118", OFFLOADING),
+    ("0.26.0", "press", "device events", "#54325", SIMPLE),
     ("0.29.0", "hits", "loaded request that is not scheduled", "#57841", OFFLOADING),
     ("0.29.0", "chat", "incomplete block", "#54193", ANSWERS),
     ("0.22.0", "reset", "torn store", "", OFFLOADING),
@@ -29,17 +32,30 @@ THREADS: Final = (
     ("0.29.0", "reset", "AssertionError in scheduler.build_connector_meta", "", OFFLOADING),
 )
 """Release, profile, part of the signature, the thread of vllm-project/vllm that describes it, and the connector."""
-SIMPLE: Final = '{"kv_connector": "SimpleCPUOffloadConnector"}'
+CHUNKS: Final = '{"kv_connector": "OffloadingConnector", "kv_connector_extra_config": {"block_size": 64}}'
+NIXL: Final = '{"kv_connector": "NixlConnector"}'
+NEWEST: Final = (
+    ("reset", SIMPLE), ("failures", OFFLOADING), ("hybrid", NIXL), ("hybrid", CHUNKS),
+)
+"""Profiles and connectors with findings in the installed release, for which no thread was found."""
 SEEDS: Final = "0:300"
+LIBRARY_MAX: Final = 2**20
+"""Bytes above which a shared library is for GPUs, which nothing here has."""
 
 
-def path_of(release: str) -> Path:
-    """Where the release lies; installed when it is not there yet."""
+def path_of(release: str, package: str = "vllm") -> Path:
+    """Where a release of a package lies; installed when it is not there yet. Its libraries for GPUs are removed."""
     path = RELEASES / release
-    if not (path / "vllm").is_dir():
-        subprocess.run(
-            [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", path, f"vllm=={release}"],
-            check=True)
+    if not path.is_dir():
+        with tempfile.TemporaryDirectory(dir=RELEASES) as place:
+            made = Path(place) / "made"
+            named = package if release == package else f"{package}=={release}"
+            subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-compile", "--target",
+                            made, named], check=True)
+            for library in made.rglob("*.so*"):
+                if library.stat().st_size > LIBRARY_MAX:
+                    library.unlink()
+            made.rename(path)
     return path
 
 
@@ -75,8 +91,9 @@ def main() -> None:
                 break
         else:
             raise SystemExit(f"{part!r} was not found in {release} with profile {profile}")
-    for finding in [] if sys.argv[1:] and "newest" not in sys.argv[1:] else explored("", "reset", SIMPLE):
-        _row("newest, SimpleCPUOffloadConnector", "", finding)
+    for profile, connector in NEWEST if not sys.argv[1:] or "newest" in sys.argv[1:] else ():
+        for finding in explored("", profile, connector):
+            _row(f"newest, {json.loads(connector)['kv_connector']}, `{profile}`", "", finding)
 
 
 def _row(release: str, thread: str, finding: dict[str, object]) -> None:

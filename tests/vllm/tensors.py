@@ -34,6 +34,8 @@ class TensorWorker(OffloadingWorker):
         self._fault = fault
         self._moment = 0
         self._jobs: list[tuple[int, int, bool, list[tuple[int, int, int]]]] = []
+        self._copied: dict[int, int] = {}
+        """Job to the bytes that were moved for it."""
 
     def submit_store(self, job_id: int, src_spec: Any, dst_spec: Any) -> bool:
         return self._submit(job_id, True, src_spec, dst_spec)
@@ -50,20 +52,20 @@ class TensorWorker(OffloadingWorker):
         self._moment += 1
         due = [one for one in self._jobs if one[0] < self._moment]
         self._jobs = [one for one in self._jobs if one not in due]
-        for _, _, store, pairs in due:
-            self._move(store, pairs)
-        return [TransferResult(job, True) for _, job, _, _ in due]
+        for _, job, store, pairs in due:
+            self._move(job, store, pairs)
+        return [TransferResult(job, True, self._copied.pop(job, 0), 0.001) for _, job, _, _ in due]
 
     def wait(self, job_ids: set[int]) -> None:
         if self._fault == "ignored-flush":
             return
         for _, job, store, pairs in self._jobs:
             if job in job_ids:
-                self._move(store, pairs)
+                self._move(job, store, pairs)
         self._jobs = [(0 if job in job_ids else due, job, store, [] if job in job_ids else pairs)
                       for due, job, store, pairs in self._jobs]
 
-    def _move(self, store: bool, pairs: list[tuple[int, int, int]]) -> None:
+    def _move(self, job: int, store: bool, pairs: list[tuple[int, int, int]]) -> None:
         if self._fault == "swapped-blocks" and len(pairs) > 1:
             (one, first, group), (two, second, _), *rest = pairs
             pairs = [(one, second, group), (two, first, group), *rest]
@@ -78,6 +80,7 @@ class TensorWorker(OffloadingWorker):
                     host.copy_(device)
                 else:
                     device.copy_(host)
+                self._copied[job] = self._copied.get(job, 0) + device.nbytes
 
 
 class TensorSpec(CPUOffloadingSpec):
@@ -109,7 +112,7 @@ class Model:
         """Rows that were read."""
         engine.copies = self
 
-    def step(self, metadata: Any) -> KVConnectorOutput | None:
+    def step(self, metadata: Any, _: Any = ()) -> KVConnectorOutput | None:
         """One step, as vLLM's own runner does it."""
         connector, output = self.connector, self._engine.formed
         connector.handle_preemptions(metadata)

@@ -89,6 +89,13 @@ def test_the_mockers_events_are_those_of_what_it_answered(tmp_path: Path) -> Non
              "--batches", str(len(batches))],
             check=True, timeout=120,
         )
+        heard = subprocess.run(
+            [PROGRAM, "conform", f"zmq://127.0.0.1:{ports[0]}?replay={ports[1]}", "--batches", str(len(batches)),
+             "--capacity", f"GPU={BLOCKS}", "--format", "json"],
+            capture_output=True, text=True, timeout=120,
+        )
+        print(heard.stdout)
+    assert {each["rule"] for each in json.loads(heard.stdout)[0]["verdicts"] if each["verdict"] == "fail"} == set()
     assert stored == expected
     assert removed > 0
     made = subprocess.run(

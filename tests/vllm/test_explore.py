@@ -3,13 +3,17 @@
 Law of this file: every fault that can be named is found, each within its limit of CPU time.
 """
 
-import copy
 import json
 import os
+import signal
 import subprocess
 import sys
+import tempfile
+import threading
 import time
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +23,10 @@ pytest.importorskip("vllm", reason="make test-vllm runs these")
 
 from kvbm_console.core.events import StimulusRejected
 from kvbm_console.explore import recorded, report, tapped
-from kvbm_console.explore.scenario import BLOCK, PROFILES, Arrive, Scenario, generate, tokens_of
+from kvbm_console.explore.connector_faults import CONNECTOR_FAULTS
+from kvbm_console.explore.scenario import BLOCK, PROFILES, Arrive, CacheReset, Scenario, generate
 from kvbm_console.explore.shadow import FAULTS
-from kvbm_console.explore.vllm import CONNECTOR_FAULTS, Machine, Release, ScenarioRun
+from kvbm_console.explore.vllm import Machine, Release, ScenarioRun
 from kvbm_console.recording.positions import verdict_seq
 from kvbm_console.recording.reader import Recording
 from kvbm_console.tap import recorder as recording
@@ -29,14 +34,16 @@ from kvbm_console.tap import vllm as binding
 from kvbm_console.tap.flatten import drain
 from kvbm_console.tap.recorder import QUEUE_MAX
 from kvbm_console.testing import assert_replays
+from tests.benchmarks.bench_explore import RATIO_MAX
 from tests.vllm.engine import tap
-from tests.vllm.test_tap import Kept
+from tests.vllm.explore_speed import measured
+from tests.vllm.features import Kept
 
 pytestmark = pytest.mark.timeout(600)
+DAEMONS = int(os.environ.get("KVBM_EXPLORE_DAEMONS", "1"))
+"""Runs beside a daemon that is stopped, and as many beside a daemon that is killed."""
 SEEDS = int(os.environ.get("KVBM_EXPLORE_SEEDS", "10"))
 """Of each profile, for the effect of the tap; 3,334 for 10,000 of each connector."""
-RATIO_MAX = 3.1
-"""A quarter above the 2.44 that was measured when 0.33.0 was new."""
 OFFLOADING: dict[str, Any] = {"kv_connector": "OffloadingConnector"}
 ARC: dict[str, Any] = {**OFFLOADING, "kv_connector_extra_config": {"eviction_policy": "arc"}}
 SIMPLE: dict[str, Any] = {"kv_connector": "SimpleCPUOffloadConnector"}
@@ -46,7 +53,22 @@ MULTI: dict[str, Any] = {
 }
 SYNC: dict[str, Any] = {**OFFLOADING, "kv_connector_extra_config": {"sync_load_budget_bytes": 2**20}}
 ANSWERS: dict[str, Any] = {**OFFLOADING, "kv_connector_extra_config": {"offload_prompt_only": False}}
-CONNECTORS = {"lru": OFFLOADING, "arc": ARC, "sync": SYNC, "answers": ANSWERS, "simple": SIMPLE, "multi": MULTI}
+CHUNKS: dict[str, Any] = {**OFFLOADING, "kv_connector_extra_config": {"block_size": 4 * BLOCK}}
+TIERS: dict[str, Any] = {**OFFLOADING, "kv_connector_extra_config": {"secondary_tiers": [{"type": "fs"}]}}
+NIXL: dict[str, Any] = {"kv_connector": "NixlConnector"}
+CONNECTORS = {"lru": OFFLOADING, "arc": ARC, "sync": SYNC, "answers": ANSWERS, "chunks": CHUNKS, "tiers": TIERS,
+              "simple": SIMPLE, "multi": MULTI, "nixl": NIXL}
+CLEARED = "truth of answers: device events"
+"""A reset of SimpleCPUOffloadConnector publishes AllBlocksCleared, which names no medium."""
+OWN_RESERVATION = "progress: deadlock with all blocks free"
+"""After a failed load a request waits for the blocks that are reserved for itself."""
+KNOWN: dict[tuple[str, str], set[str]] = {
+    **{(name, profile): {CLEARED} for name in ("simple", "multi") for profile in ("reset", "hybrid", "ranks")},
+    **{(name, "failures"): {OWN_RESERVATION, CLEARED} for name in CONNECTORS},
+    ("nixl", "hybrid"): {"right content: written by nobody"},
+    ("chunks", "hybrid"): {"right content: written by load"},
+}
+"""(connector, profile) to the findings in this release that REFERENCE.md describes."""
 
 
 @pytest.fixture(scope="module")
@@ -58,19 +80,61 @@ def play(release: Release, connector: dict[str, Any], profile: str, seed: int, *
     return Machine(release, connector, generate(profile, seed), faults).play()
 
 
-@pytest.mark.parametrize("connector", CONNECTORS.values(), ids=CONNECTORS)
-def test_nothing_is_found_in_this_release(release: Release, connector: dict[str, Any]) -> None:
+@pytest.mark.parametrize("name", CONNECTORS)
+def test_nothing_is_found_in_this_release_beyond_what_is_known(release: Release, name: str) -> None:
+    """Every adapter and every shape of a machine: full and windowed layers, several ranks, failing loads."""
     steps = reads = moved = 0
     for profile in PROFILES:
-        if profile == "reset" and connector in (SIMPLE, MULTI):
-            continue  # below: its reset is a finding
-        for seed in range(20):
-            run = play(release, connector, profile, seed)
-            assert run.verdict is None, (profile, seed, run.verdict)
+        for seed in range(8):
+            scenario = generate(profile, seed)
+            if name in ("simple", "multi") and scenario.option("groups") == "window":
+                continue  # SimpleCPUOffloadConnector refuses a model without full attention
+            run = Machine(release, CONNECTORS[name], scenario).play()
+            if run.verdict is not None:
+                assert run.verdict.signature in KNOWN.get((name, profile), ()), (profile, seed, run.verdict)
             steps, reads, moved = steps + run.steps, reads + run.reads, moved + run.moved_blocks
-    assert steps > 5_000
-    assert reads > 50_000
+    assert steps > 4_000
+    assert reads > 40_000
     assert moved > 500
+
+
+@pytest.mark.parametrize("name", ["lru", "simple", "tiers", "nixl"])
+def test_an_adapter_conforms(release: Release, name: str) -> None:
+    """Its copies are real, a scenario is a run, and a worker that copies or reports badly is found through it."""
+    for seed in range(3):
+        first, again = (play(release, CONNECTORS[name], "hits", seed) for _ in range(2))
+        assert (first.digest, first.steps, first.moved_blocks) == (again.digest, again.steps, again.moved_blocks)
+        assert first.moved_blocks
+    for fault in ("first-source", "hasty-load", "torn-copy", "lost-load-report"):
+        assert any(play(release, CONNECTORS[name], "hits", seed, fault).verdict for seed in range(40)), fault
+
+
+@pytest.mark.parametrize("profile", [name for name, shape in PROFILES.items() if shape.machine])
+def test_faults_are_found_in_every_shape_of_a_machine(release: Release, profile: str) -> None:
+    for fault in ("swapped-blocks", "hasty-store", "connector-no-flush"):
+        verdicts = (play(release, OFFLOADING, profile, seed, fault).verdict for seed in range(400))
+        assert any(verdict and verdict.signature != OWN_RESERVATION for verdict in verdicts), fault
+
+
+def test_a_request_whose_load_failed_waits_for_its_own_reservation(release: Release) -> None:
+    """Two requests and a reset, in an idle engine. A release in which this fails has mended the finding."""
+    scenario = Scenario(22, 1, 1, 256, (
+        Arrive(32, "a", ((61, 16),), 1), CacheReset(39, True, False),
+        Arrive(39, "b", ((61, 135), (62, 125), (63, 61)), 1)), (2,), (("fails", 1),))
+    verdict = Machine(release, OFFLOADING, scenario).play().verdict
+    assert verdict is not None
+    assert verdict.signature == OWN_RESERVATION
+
+
+def test_the_engine_refuses_a_machine_and_the_search_goes_on(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [Path(sys.executable).with_name("kvbm-console"), "explore", "vllm", "--connector", json.dumps(SIMPLE),
+         "--seeds", "0:8", "--profile", "hybrid", "--workers", "1", "--format", "json"],
+        capture_output=True, text=True, timeout=500, cwd=tmp_path,
+    )
+    report = json.loads(done.stdout)
+    assert sum(report["left_out"].values()) + report["runs"] == 8
+    assert all(reason.startswith("groups window: ") for reason in report["left_out"])
 
 
 @pytest.mark.parametrize("fault", [*FAULTS, *CONNECTOR_FAULTS])
@@ -88,7 +152,7 @@ def test_a_planted_fault_is_found_within_a_minute_of_cpu(release: Release, fault
 def test_a_reset_of_simple_cpu_offload_says_that_the_device_was_cleared(release: Release) -> None:
     """Its CPU pool publishes AllBlocksCleared, which names no medium. A release in which this fails has mended it."""
     verdicts = [play(release, SIMPLE, "reset", seed).verdict for seed in range(60)]
-    assert {one.signature for one in verdicts if one is not None} == {"truth of answers: device events"}
+    assert {one.signature for one in verdicts if one is not None} == {CLEARED}
 
 
 def test_a_scenario_is_a_run(release: Release) -> None:
@@ -100,7 +164,7 @@ def test_a_scenario_is_a_run(release: Release) -> None:
 @pytest.mark.parametrize("name", CONNECTORS)
 def test_our_leader_follows_every_scenario_through_the_tap(release: Release, name: str, tmp_path: Path) -> None:
     """So a finding has its recording: nothing is refused, and rerunning it decides the same."""
-    for profile in PROFILES:
+    for profile in (profile for profile, shape in PROFILES.items() if not shape.machine):
         for seed in range(3):
             told: list[dict[str, Any]] = []
             machine = tapped.Tapped(release, CONNECTORS[name], generate(profile, seed), (), told.append)
@@ -161,51 +225,64 @@ def test_the_tap_changes_nothing_that_the_engine_decides(
     assert {way for way, count in dropped.items() if count} == {"full"}
 
 
-def alone(release: Release, scenario: Scenario) -> int:
-    """The requests of a scenario on the scheduler without a connector, without monitors; its steps."""
-    config, cache = release.configs(OFFLOADING, scenario)
-    config = copy.copy(config)
-    config.kv_transfer_config = None
-    scheduler = release.scheduler(
-        vllm_config=config, kv_cache_config=cache, log_stats=False,
-        structured_output_manager=release.grammar(config), block_size=BLOCK,
-    )
-    waiting = [one for one in scenario.actions if isinstance(one, Arrive)]
-    steps = 0
-    while waiting or scheduler.has_requests():
-        while waiting and waiting[0].step <= steps:
-            one = waiting.pop(0)
-            sampling = release.sampling(max_tokens=one.output, ignore_eos=True)
-            scheduler.add_request(release.request(
-                one.name, tokens_of(one.prompt), sampling, None, block_hasher=release.hasher))
-        output = scheduler.schedule()
-        names = list(output.num_scheduled_tokens)
-        requests = [scheduler.requests[name] for name in names]
-        scheduler.update_from_output(output, release.outputs.ModelRunnerOutput(
-            req_ids=names, req_id_to_index={name: at for at, name in enumerate(names)},
-            sampled_token_ids=[[7] if each.num_computed_tokens >= each.num_tokens else [] for each in requests],
-        ))
-        steps += 1
-    return steps
-
-
 def test_a_step_costs_little_more_than_the_scheduler_alone(release: Release) -> None:
-    """Both in turns on the same scenarios: connector, worker, memory and monitors are the difference."""
-    spent = {"alone": 0.0, "explore": 0.0}
-    steps = {"alone": 0, "explore": 0}
-    for seed in range(30):
-        for profile in PROFILES:
-            scenario = generate(profile, seed)
-            for way in spent:
-                began = time.process_time()
-                ours = way == "explore"
-                took = Machine(release, OFFLOADING, scenario).play().steps if ours else alone(release, scenario)
-                spent[way] += time.process_time() - began
-                steps[way] += took
-    speed = {way: steps[way] / spent[way] for way in spent}
-    ratio = speed["alone"] / speed["explore"]
-    print(f"{speed['explore']:,.0f} steps a second and core, {speed['alone']:,.0f} alone: {ratio:.2f} x")
-    assert ratio < RATIO_MAX
+    """Connector, worker, memory and monitors are the difference."""
+    ours, theirs = measured(release, 30)
+    print(f"{1e9 / ours:,.0f} steps a second and core, {1e9 / theirs:,.0f} alone: {ours / theirs:.2f} x")
+    assert ours / theirs < RATIO_MAX
+
+
+@pytest.mark.parametrize("how", [signal.SIGSTOP, signal.SIGKILL])
+def test_a_daemon_that_stops_or_dies_changes_nothing_that_the_engine_decides(
+    release: Release, monkeypatch: pytest.MonkeyPatch, how: signal.Signals
+) -> None:
+    """A real daemon and a real reporter. The daemon gets the signal in the middle of each run."""
+    listening = threading.Event()
+    listen = recording.TapRecorder.listen
+
+    def listened(self: Any) -> None:
+        listen(self)
+        listening.set()
+
+    monkeypatch.setattr(recording.TapRecorder, "listen", listened)
+    for seed in range(DAEMONS):
+        scenario = generate("press", seed)
+        alone = Machine(release, OFFLOADING, scenario).play()
+        with daemon() as (process, target):
+            listening.clear()
+            machine = Machine(release, tap(OFFLOADING, daemon=target), scenario)
+            assert listening.wait(60)
+            step, half = machine.step, alone.steps // 2
+
+            def told(machine: Machine = machine, step: Any = step, half: int = half, process: Any = process) -> bool:
+                if machine.run.steps == half:
+                    process.send_signal(how)
+                happened: bool = step()
+                return happened
+
+            machine.step = told  # type: ignore[method-assign]
+            watched = machine.play()
+            assert (watched.digest, watched.steps, watched.verdict) == (alone.digest, alone.steps, alone.verdict)
+            assert machine.connector.sender.recorder.calls
+
+
+@contextmanager
+def daemon() -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A daemon that listens for an engine, and its address."""
+    with tempfile.TemporaryDirectory(prefix="kvbm-") as place:
+        target = f"unix:{place}/d.sock"
+        process = subprocess.Popen(
+            [Path(sys.executable).with_name("kvbm-console"), "serve", "--listen", target, "--g2-blocks", "0",
+             "--g3-blocks", "0", "--block-tokens", str(BLOCK)],
+            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+        )
+        assert process.stderr is not None
+        try:
+            assert "serving on" in process.stderr.readline()
+            yield process, target
+        finally:
+            process.kill()
+            process.wait()
 
 
 def test_the_command_finds_shrinks_and_records(tmp_path: Path) -> None:

@@ -15,8 +15,8 @@ from kvbm_console.sanitize.checker import Corrupt
 from kvbm_console.tap import vllm as binding
 from kvbm_console.tap.sanitizing import ATTACHED, pairs_of
 from tests.vllm.engine import PAGE, Engine, named, offloading
+from tests.vllm.features import Kept, workload
 from tests.vllm.tensors import Model
-from tests.vllm.test_tap import Kept, workload
 
 pytestmark = pytest.mark.timeout(600)
 LAYERS = 4

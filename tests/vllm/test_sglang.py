@@ -60,6 +60,10 @@ def test_its_publisher_is_captured_and_folds_to_what_it_was_given(
         batches += 1
     program = Path(sys.executable).with_name("kvbm-console")
     address = f"zmq://127.0.0.1:{ports[0]}?replay={ports[1]}&topic=kv-events"
+    heard = subprocess.run([program, "conform", address, "--batches", str(batches)], capture_output=True, text=True,
+                           timeout=120)
+    assert heard.returncode == 0, heard.stdout
+    assert "replay-topic  pass" in heard.stdout
     subprocess.run([program, "rec", "capture", address, "--out", tmp_path / "capture", "--batches", str(batches)],
                    check=True, timeout=120)
     made = subprocess.run(

@@ -2,11 +2,11 @@
 
 import copy
 import json
-import random
 import socket
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,19 +27,10 @@ from kvbm_console.tap.flatten import drain
 from tests.engines.test_stream import House
 from tests.tap.watching import Watching
 from tests.vllm.engine import BLOCK, PAGE, Engine, named, offloading, tap
+from tests.vllm.features import Kept, workload
 from tests.vllm.truth import compare, evicted, removed_by_engine, short
 
 pytestmark = pytest.mark.timeout(600)
-
-
-class Kept:
-    """Stands for the sender: keeps what it was made of, and starts nothing."""
-
-    def __init__(self, recorder: Any, flattener: Any, settings: Any, **_: Any) -> None:
-        self.recorder, self.flattener, self.settings = recorder, flattener, settings
-
-    def start(self) -> None:
-        return
 
 
 @pytest.fixture
@@ -48,24 +39,26 @@ def unsent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(binding, "Sender", Kept)
 
 
+Make = Callable[..., Engine]
+
+
+@pytest.fixture(params=["connector", "scheduler"])
+def make(request: pytest.FixtureRequest, unsent: None, tmp_path: Path) -> Make:
+    """Makes an engine with a tap, at its connector or at its scheduler, around the connector ``inside`` if given."""
+    def made(inside: dict[str, Any] | None = None, *, transfer: dict[str, Any] | None = None, **options: Any) -> Engine:
+        at_scheduler = request.param == "scheduler"
+        connector = inside if at_scheduler else tap(inside)
+        return Engine(
+            tmp_path, None if connector is None else {**connector, **(transfer or {})},
+            hook={} if at_scheduler else None, **options,
+        )
+
+    return made
+
+
 def watching(connector: Any) -> Watching:
     sender = connector.sender
     return Watching(sender.recorder, sender.flattener, sender.settings)
-
-
-def workload(seed: int, sessions: int, turns: int) -> list[tuple[int, str, list[int], int]]:
-    """(step of arrival, name, prompt, output): sessions whose prompts grow and share a system prompt."""
-    dice = random.Random(seed)
-    system = [dice.randrange(1000) for _ in range(40)]
-    found = []
-    for session in range(sessions):
-        prompt = system + [dice.randrange(1000) for _ in range(dice.randrange(20, 90))]
-        at = session * 2
-        for turn in range(turns):
-            found.append((at, f"s{session}t{turn}", list(prompt), dice.randrange(4, 40)))
-            prompt += [dice.randrange(1000) for _ in range(dice.randrange(10, 60))]
-            at += dice.randrange(20, 50)
-    return sorted(found)
 
 
 def drive(
@@ -86,9 +79,9 @@ def drive(
     return seen
 
 
-def test_alone_under_reuse_and_pressure(unsent: None, tmp_path: Path) -> None:
-    engine = Engine(tmp_path, tap(), blocks=36)
-    watch = watching(engine.connector)
+def test_alone_under_reuse_and_pressure(make: Make) -> None:
+    engine = make(blocks=36)
+    watch = watching(engine.tap)
     requests = workload(1, 6, 4)
     seen = drive(engine, watch, requests)
     state = watch.leader.state
@@ -102,17 +95,17 @@ def test_alone_under_reuse_and_pressure(unsent: None, tmp_path: Path) -> None:
     assert watch.mirror.totals == totals
 
 
-def test_requests_of_one_step_use_each_others_blocks(unsent: None, tmp_path: Path) -> None:
+def test_requests_of_one_step_use_each_others_blocks(make: Make) -> None:
     """A block is named when it is given out: the next request of the same step may already have it as its prefix."""
-    engine = Engine(tmp_path, tap(), blocks=64, tokens=2048)
-    watch = watching(engine.connector)
+    engine = make(blocks=64, tokens=2048)
+    watch = watching(engine.tap)
     drive(engine, watch, [(at // 4, name, *rest) for at, (_, name, *rest) in enumerate(workload(9, 8, 3))])
     assert watch.leader.state.totals.hit_blocks[0] > 0
 
 
-def test_around_the_offloading_connector(unsent: None, tmp_path: Path) -> None:
-    engine = Engine(tmp_path, tap(offloading(40)), blocks=48, running=4)
-    watch = watching(engine.connector)
+def test_around_the_offloading_connector(make: Make) -> None:
+    engine = make(offloading(40), blocks=48, running=4)
+    watch = watching(engine.tap)
     requests = workload(2, 6, 4)
     seen = drive(engine, watch, requests)
     totals = watch.leader.state.totals
@@ -133,10 +126,11 @@ def test_around_the_offloading_connector(unsent: None, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("policy", ["recompute", "fail"])
-def test_failed_loads_aborts_and_preemptions(unsent: None, tmp_path: Path, policy: str) -> None:
-    connector = {**tap(offloading(60)), "kv_load_failure_policy": policy}
-    engine = Engine(tmp_path, connector, blocks=32, running=5, fail_every=3)
-    watch = watching(engine.connector)
+def test_failed_loads_aborts_and_preemptions(make: Make, policy: str) -> None:
+    engine = make(
+        offloading(60), transfer={"kv_load_failure_policy": policy}, blocks=32, running=5, fail_every=3
+    )
+    watch = watching(engine.tap)
     seen = drive(engine, watch, workload(3, 8, 4), aborts=0.02)
     totals = watch.leader.state.totals
     assert totals.finished[FinishReason.ABORTED] > 0
@@ -147,15 +141,15 @@ def test_failed_loads_aborts_and_preemptions(unsent: None, tmp_path: Path, polic
 
 
 @pytest.mark.parametrize("groups", [("full",), ("full", "window"), ("window", "window")], ids=str)
-def test_a_reset_of_the_prefix_cache_is_seen(unsent: None, tmp_path: Path, groups: tuple[str, ...]) -> None:
+def test_a_reset_of_the_prefix_cache_is_seen(make: Make, groups: tuple[str, ...]) -> None:
     """As ``/reset_prefix_cache`` does it with running requests, which are preempted for it."""
-    engine = Engine(tmp_path, tap(), blocks=48, running=4, groups=groups)
-    watch = watching(engine.connector)
+    engine = make(blocks=48, running=4, groups=groups)
+    watch = watching(engine.tap)
     emptied = 0
     for _, name, prompt, output in workload(6, 4, 3):
         engine.add(name, prompt, output)
     while engine.busy:
-        formed = engine.scheduler.schedule()
+        formed = engine.form()
         watch.pump()
         if "full" in groups:
             compare(engine, watch.leader.state, set(formed.num_scheduled_tokens))
@@ -179,10 +173,10 @@ def test_a_reset_of_the_prefix_cache_is_seen(unsent: None, tmp_path: Path, group
     ], ids=str,
 )
 def test_all_groups_of_a_hybrid_model(
-    unsent: None, tmp_path: Path, groups: tuple[str, ...], inside: dict[str, Any] | None
+    make: Make, groups: tuple[str, ...], inside: dict[str, Any] | None
 ) -> None:
-    engine = Engine(tmp_path, tap(inside), blocks=14 + 10 * len(groups), running=8, groups=groups)
-    watch = watching(engine.connector)
+    engine = make(inside, blocks=14 + 10 * len(groups), running=8, groups=groups)
+    watch = watching(engine.tap)
     seen = drive(engine, watch, workload(7, 8, 3))
     told = groups.index("wide" if "wide" in groups else "full")
     state = watch.leader.state
@@ -199,10 +193,10 @@ def test_all_groups_of_a_hybrid_model(
 
 @pytest.mark.parametrize("groups", [("window",), ("window", "window")], ids=str)
 def test_a_window_alone_is_shown_as_not_certain_and_nothing_is_refused(
-    unsent: None, tmp_path: Path, groups: tuple[str, ...]
+    make: Make, groups: tuple[str, ...]
 ) -> None:
-    engine = Engine(tmp_path, tap(), blocks=40, running=5, groups=groups)
-    watch = watching(engine.connector)
+    engine = make(blocks=40, running=5, groups=groups)
+    watch = watching(engine.tap)
     requests = workload(8, 6, 3)
     for _ in engine.run(requests):
         watch.pump()
@@ -215,14 +209,14 @@ def test_a_window_alone_is_shown_as_not_certain_and_nothing_is_refused(
 
 @pytest.mark.parametrize("groups", [("full",), ("full", "window")], ids=str)
 def test_who_begins_to_listen_late_knows_the_whole_pool(
-    unsent: None, tmp_path: Path, groups: tuple[str, ...]
+    make: Make, groups: tuple[str, ...]
 ) -> None:
-    engine = Engine(tmp_path, tap(), blocks=60, groups=groups)
+    engine = make(blocks=60, groups=groups)
     watch: Watching | None = None
     compared = 0
     for output in engine.run(workload(9, 6, 4)):
         if engine.steps == 60:
-            watch = watching(engine.connector)
+            watch = watching(engine.tap)
         elif watch is not None:
             watch.pump()
             assert watch.leader.state.lost_sources == {}
@@ -237,10 +231,10 @@ def test_who_begins_to_listen_late_knows_the_whole_pool(
 
 @pytest.mark.parametrize("inside", [None, offloading(40)], ids=["alone", "offloading"])
 def test_without_prefix_caching_nothing_is_said_to_be_cached(
-    unsent: None, tmp_path: Path, inside: dict[str, Any] | None
+    make: Make, inside: dict[str, Any] | None
 ) -> None:
-    engine = Engine(tmp_path, tap(inside), blocks=36, caching=False)
-    watch = watching(engine.connector)
+    engine = make(inside, blocks=36, caching=False)
+    watch = watching(engine.tap)
     seen = drive(engine, watch, workload(11, 6, 3))
     state = watch.leader.state
     assert seen["evicted"] == []
@@ -248,10 +242,10 @@ def test_without_prefix_caching_nothing_is_said_to_be_cached(
     assert (state.totals.hit_blocks[1] > 0) is (inside is not None)
 
 
-def test_positions_with_speculative_decoding(unsent: None, tmp_path: Path) -> None:
+def test_positions_with_speculative_decoding(make: Make) -> None:
     """Drafts that the model does not accept take a request's position back."""
-    engine = Engine(tmp_path, tap(), blocks=40, drafts=3)
-    watch = watching(engine.connector)
+    engine = make(blocks=40, drafts=3)
+    watch = watching(engine.tap)
     seen = drive(engine, watch, workload(13, 6, 3))
     assert sorted(key for key, _ in seen["evicted"]) == sorted(removed_by_engine(engine, "GPU"))
 
@@ -288,7 +282,7 @@ def test_what_a_connector_keeps_is_known_without_the_engines_event_stream(
     connector = offloading(40)
     del connector["kv_connector_extra_config"]["self_describing_kv_events"]
     engine = Engine(tmp_path, make(connector), blocks=48, running=4, events=False)
-    watch = None if late else watching(engine.connector)
+    watch = None if late else watching(engine.tap)
     compared = 0
     truth: Counter[int] = Counter()
     finish = engine.finish
@@ -301,7 +295,7 @@ def test_what_a_connector_keeps_is_known_without_the_engines_event_stream(
     engine.finish = finish_and_look  # type: ignore[method-assign]
     for _ in engine.run(workload(12, 6, 3)):
         if watch is None:
-            watch = watching(engine.connector) if engine.steps == 50 else None
+            watch = watching(engine.tap) if engine.steps == 50 else None
             continue
         watch.pump()
         state = watch.leader.state
@@ -329,7 +323,7 @@ def test_a_connector_under_its_own_name_stays_what_it_is_for_the_engine(unsent: 
     connector = {"kv_connector_module_path": binding.__name__, "kv_role": "kv_both"}
     engine = Engine(tmp_path, connector, blocks=48, running=4, kv_offloading_size=40 * PAGE / 2**30)
     assert engine.config.kv_transfer_config.kv_connector == "OffloadingConnector"
-    watch = watching(engine.connector)
+    watch = watching(engine.tap)
     drive(engine, watch, workload(2, 6, 4))
     assert watch.leader.state.totals.hit_blocks[1] > 0
 
@@ -407,7 +401,7 @@ def test_with_the_event_stream_over_zeromq(unsent: None, tmp_path: Path) -> None
         ports = one.getsockname()[1], two.getsockname()[1]
     engine = Engine(tmp_path, tap(offloading(40)), blocks=48, running=4,
                     publish=(f"tcp://*:{ports[0]}", f"tcp://*:{ports[1]}"))
-    watch = watching(engine.connector)
+    watch = watching(engine.tap)
     program = Path(sys.executable).with_name("kvbm-console")
     drive(engine, watch, workload(5, 5, 3), every=5)
     capture = subprocess.run(
@@ -434,7 +428,7 @@ def test_with_the_event_stream_over_zeromq(unsent: None, tmp_path: Path) -> None
 def test_a_step_with_64_decodes_costs_less_than_two_hundredths(unsent: None, tmp_path: Path) -> None:
     """The scheduler's thread: what the tap's calls take, of a step that takes as long as a small model's."""
     engine = Engine(tmp_path, tap(), blocks=2_000, running=64, tokens=8192)
-    watch = watching(engine.connector)
+    watch = watching(engine.tap)
     for number in range(64):
         engine.add(f"r{number}", [number + 1] * 40, 200)
     for _ in range(20):

@@ -241,7 +241,7 @@ def _event_slot(event: Any, state: Any, history: History) -> tuple[int, ...]:
 
 def _event_request(event: Any, state: Any, history: History) -> tuple[str, ...]:
     named = getattr(event, "request", None)
-    if named is not None:
+    if named:
         return (named,)
     several = getattr(event, "slots", None)
     if several is not None:

@@ -5,9 +5,10 @@ totals. Amounts without a total are estimates, scaled up from the events that th
 """
 
 from collections import defaultdict
+from collections.abc import Mapping
 from typing import Final
 
-from kvbm_console.core.ids import Authority, Route, Tier
+from kvbm_console.core.ids import Authority, Measure, Route, Tier
 from kvbm_console.core.state import CacheState
 
 from .numbers import S
@@ -53,6 +54,8 @@ class Flows:
         """Blocks that became readable, by pool."""
         self.occupancy: defaultdict[int, Gauge] = defaultdict(Gauge)
         """Resident share from 0 to 1, by pool."""
+        self.measured: defaultdict[int, defaultdict[Measure, Gauge]] = defaultdict(lambda: defaultdict(Gauge))
+        """Levels of the engines' own metrics, by source; shares from 0 to 1, of which HIT_TOKENS is the hit rate."""
         self.hit_rate = Gauge()
         """Share of the last minute, sampled once a second."""
         self.thrash = {tier: Sums() for tier in TIERS}
@@ -79,12 +82,24 @@ class Flows:
             if blocks:
                 self.routes[route].moved(at_ns, blocks)
         self.settle(at_ns, each)
+        for source, known in after.measured.items():
+            self.measure(known.at_ns, source, known.values)
         for tier, earlier, later in zip(TIERS, was.evicted_blocks, now.evicted_blocks, strict=True):
             pools = [pool.info.pool for pool in after.pools if pool.info.tier is tier]
             if later > earlier and len(pools) == 1 and after.pools[pools[0]].info.authority is not Authority.STREAM:
                 self.evicted[pools[0]].add(at_ns, later - earlier)
         if each > 1.0:
             self._estimated_ns = at_ns
+
+    def measure(self, at_ns: int, source: int, values: Mapping[Measure, int]) -> None:
+        """An engine's own metrics; empty if they cannot be read any more."""
+        gauges = self.measured[source]
+        for measure in (Measure.RUNNING, Measure.WAITING):
+            gauges[measure].set(at_ns, values.get(measure))
+        used = values.get(Measure.USED_PPM)
+        gauges[Measure.USED_PPM].set(at_ns, None if used is None else used / 1e6)
+        asked, found = values.get(Measure.RECENT_QUERY_TOKENS), values.get(Measure.RECENT_HIT_TOKENS)
+        gauges[Measure.HIT_TOKENS].set(at_ns, found / asked if asked and found is not None else None)
 
     def settle(self, at_ns: int = 0, each: float = 1.0) -> None:
         """Scale up the amounts since the last call: they stood for ``each`` times as much."""
@@ -107,7 +122,8 @@ class Flows:
         """A gap up to ``at_ns``: nothing is drawn there."""
         for series in self.sums():
             series.blank(at_ns)
-        for gauge in (self.hit_rate, *self.occupancy.values()):
+        measured = (gauge for gauges in self.measured.values() for gauge in gauges.values())
+        for gauge in (self.hit_rate, *self.occupancy.values(), *measured):
             gauge.blank(at_ns)
 
     def came_back(self, at_ns: int, returned: tuple[int, int, int, int]) -> None:

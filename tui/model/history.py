@@ -244,6 +244,10 @@ def _seen(history: History, e: ev.BlocksSeen) -> None:
         seen.clears += 1  # a publisher clears all its pools, one after the other
 
 
+def _measured(history: History, e: ev.EngineMeasured) -> None:
+    history.flows.measure(e.at_ns, e.source, dict(zip(e.measures, e.values, strict=True)))
+
+
 def _source_lost(history: History, e: ev.SourceLost) -> None:
     if e.gone:
         return  # the facts say that it ended; such an event says that it restarted, too
@@ -350,7 +354,9 @@ HISTORY: Final[dict[type[ev.Event], Callable[[Any, Any], object]]] = {
     **fold.FOLD,
     ev.SlotCloned: _cloned, ev.SlotMoved: _moved, ev.LookupAnswered: _of_slot, ev.BlocksStaged: _of_slot,
     ev.StagingReleased: _of_slot, ev.DeviceBlocksAssigned: _assigned, ev.DeviceBlocksReleased: _of_slot,
-    ev.BlocksEvicted: _evicted, ev.BlocksSeen: _seen, ev.BlocksFilled: _filled, ev.BlocksReady: _ready,
+    ev.DeviceBlocksReplaced: _of_slot,
+    ev.BlocksEvicted: _evicted, ev.BlocksSeen: _seen, ev.EngineMeasured: _measured,
+    ev.BlocksFilled: _filled, ev.BlocksReady: _ready,
     ev.SourceLost: _source_lost, ev.CandidatePromoted: _promoted, ev.CandidateEnded: _ended,
     ev.IterationAdvanced: _advanced, ev.PrefixScored: _scored, ev.HitsLost: _hits_lost, ev.BreakpointHit: _of_slot,
     ev.SlotHeld: _held, ev.HoldParked: _parked, ev.HoldReleased: _released, ev.HoldDenied: _denied,

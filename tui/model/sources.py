@@ -43,6 +43,8 @@ class Following(msgspec.Struct, frozen=True):
     lost_batches: int
     restarts: int
     last_batch_ns: int | None
+    metrics: str | None = None
+    metrics_error: str | None = None
 
 
 class Told(msgspec.Struct, frozen=True):
@@ -123,7 +125,7 @@ class Sources:
 def watched(state: CacheState) -> list[int]:
     """Real engines that report, and others that ended, in the order of their numbers."""
     found = {pool.info.source for pool in state.pools if pool.info.authority in WATCHED}
-    return sorted(found | {source for source in state.lost_sources if source})
+    return sorted(found | {source for source in state.lost_sources if source} | set(state.measured))
 
 
 def uncertain(state: CacheState, source: int) -> bool:
@@ -133,10 +135,7 @@ def uncertain(state: CacheState, source: int) -> bool:
 
 def blocks_only(state: CacheState) -> bool:
     """True if only event streams report, which name blocks and no requests."""
-    if state.slots or state.totals.slots_opened:
-        return False
-    engines = {pool.info.authority for pool in state.pools if pool.info.source}
-    return engines == {Authority.STREAM}
+    return state.streams_only
 
 
 def pools_of(state: CacheState, source: int) -> list[PoolFacts]:

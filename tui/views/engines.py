@@ -9,6 +9,7 @@ from typing import NamedTuple
 from kvbm_console.core.ids import Authority
 from kvbm_console.core.state import CacheState
 from kvbm_console.core.tiers import PoolFacts
+from kvbm_console.stream.publishers import measure_texts
 
 from ..desk import Desk
 from ..draw import bars
@@ -18,6 +19,8 @@ from ..model.series import Sums, resample
 from ..model.sources import TapCost, pools_of, uncertain, watched
 
 NAME_WIDTH = 32
+BLOCKS_WIDTH = 12
+"""Cells of a count of blocks with its capacity; a longer text leaves the capacity out, which stands above."""
 TREND_CELLS = 12
 
 
@@ -67,6 +70,8 @@ def _engine(desk: Desk, state: CacheState, source: int, width: int) -> list[Line
         pieces.append(Piece(f"rank {rank}", "text"))
     pieces += _history(desk, state, source)
     lines = _wrapped(pieces, width, "stale" if over else "")
+    numbers = _numbers(desk, state, source)
+    lines += _wrapped(numbers, width, "stale" if over else "", indent=3) if numbers else []
     pools = pools_of(state, source)
     if any(pool.info.authority is Authority.OBSERVED for pool in pools):
         lines += _wrapped(_cost(desk, source), width, "stale" if over else "", indent=3)
@@ -100,6 +105,29 @@ def _history(desk: Desk, state: CacheState, source: int) -> list[Piece]:
     if seen.last_ns is not None:
         pieces.append(Piece(f"last report {spoken(max(0, desk.now_ns - seen.last_ns))} ago"))
     return pieces
+
+
+def measured_values(state: CacheState, source: int) -> dict[str, int]:
+    """The engine's own numbers by label; empty if they are unknown."""
+    known = state.measured.get(source)
+    return {} if known is None else {measure.label: value for measure, value in known.values.items()}
+
+
+def _numbers(desk: Desk, state: CacheState, source: int) -> list[Piece]:
+    """The engine's own metrics, or the reason why they are unknown; nothing for a tapped engine."""
+    pools = pools_of(state, source)
+    if pools and not any(pool.info.authority is Authority.STREAM for pool in pools):
+        return []
+    texts = measure_texts(measured_values(state, source))
+    if texts:
+        return [Piece(text, "strong" if subject == "hits" else "text") for subject, text in texts]
+    told = desk.mirror.sources.told.get(source)
+    following = told.following if told is not None else None
+    if state.has_ended(source) or following is None:
+        return []
+    if following.metrics is None:
+        return [Piece("no metrics: attach to http://HOST:PORT, or add metrics=PORT to the address")]
+    return [Piece(f"no metrics: {plain(following.metrics_error or 'none read yet')}", "caution")]
 
 
 def _cost(desk: Desk, source: int) -> list[Piece]:
@@ -179,8 +207,11 @@ def _pool(desk: Desk, state: CacheState, pool: PoolFacts, width: int, *, told: b
         told = per_second((of.rate(now) or 0.0) if of is not None else 0.0 if heard else None)
         return flows.about(now) + told if of is not None else told
 
+    capacity = state.capacity_of(pool)
+    whole = "" if capacity is None else f"/{count(capacity)}"
+    held = count(resident) + mark
     values = (
-        UNKNOWN if over else count(resident) + mark,
+        UNKNOWN if over else held + whole if len(held + whole) <= BLOCKS_WIDTH else held,
         UNKNOWN if over or found is None or not resident else percent(found, resident) + mark,
         UNKNOWN if over or own is None or not resident else f"{tenth(own, resident)} %{mark}",
         rate(stored), rate(evicted),

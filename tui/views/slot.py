@@ -20,6 +20,7 @@ from ..model.events import concerns, describe
 from ..model.numbers import S, count, cut, duration, plain, plural, spoken
 from ..model.slots import SlotRow, limits, prompt_of
 from ..model.waits import ends, sentences, sooner
+from .blocks import prefix_section
 from .log import event_table
 
 STORY_PAGE = 8
@@ -46,6 +47,9 @@ class SlotView(View):
 
     def __init__(self) -> None:
         self.scroll = 0
+
+    def streamed(self, desk: Desk, width: int, height: int) -> list[Line]:
+        return prefix_section(desk, desk.mirror.facts, width, height, drawn=True)
 
     def body(self, desk: Desk, width: int, height: int) -> list[Line]:
         """The selected request, or the request with the most need."""

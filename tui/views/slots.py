@@ -14,12 +14,13 @@ from ..desk import SLOT, SLOTS, Desk, View
 from ..draw import table, words
 from ..draw.frame import Hint
 from ..draw.glyphs import Glyphs
-from ..draw.spans import Line, Row, Span, beside, fit
+from ..draw.spans import BLANK, Line, Row, Span, beside, fit
 from ..draw.table import MOVES, Column, Order, Table, as_table, fields_of, moved
 from ..draw.words import LIFE_WORDS, prompt_bar
 from ..model.filters import with_fields
 from ..model.numbers import brief, count, cut, duration, plain
 from ..model.slots import SlotRow
+from .blocks import prefix_section, queue_section
 from .slot import slot_panel
 
 SPLIT_WIDTH = 110
@@ -127,6 +128,10 @@ class Slots(View):
         self.page = 1
 
     # --- drawing -----------------------------------------------------------------------------------------------------
+
+    def streamed(self, desk: Desk, width: int, height: int) -> list[Line]:
+        lines = [*queue_section(desk, desk.mirror.facts, width), *([BLANK] if desk.tall else [])]
+        return lines + prefix_section(desk, desk.mirror.facts, width, height - len(lines), drawn=False)
 
     def body(self, desk: Desk, width: int, height: int) -> list[Line]:
         """The list, and where there is room the story of the selected slot."""

@@ -18,6 +18,7 @@ from ..model.flows import TIERS as ALL_TIERS
 from ..model.numbers import brief, count, cut, duration, per_second, percent, plain, plural, tenth
 from ..model.series import known_seconds, resample, window_text
 from ..model.sources import WATCHED, uncertain, watched
+from .blocks import lives_section
 from .engines import engines_section, legend
 
 _ROLES = {
@@ -63,6 +64,8 @@ class Tiers(View):
         if pools:
             lines += [BLANK] if lines and desk.tall else []
             lines += self._pools(desk, state, pools, width, height - len(lines))
+        if any(pool.info.authority is Authority.STREAM for pool in state.pools):
+            lines += [*([BLANK] if desk.tall else []), *lives_section(desk, state, width)]
         if watched(state) and len(lines) < height:
             lines.append(legend(width))
         self.spare = max(0, len(lines) - height)

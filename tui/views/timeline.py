@@ -33,6 +33,7 @@ from ..model.places import distance, seq_at
 from ..model.series import Density, resample
 from ..model.slots import limits
 from ..model.timeline import LIVES, LifeOrder
+from .blocks import history_section
 
 PASSED_TEXT_MIN: Final = 16
 """Cells of a run that has room for its label."""
@@ -309,6 +310,9 @@ class Timeline(View):
         self.page = 1
 
     # --- drawing -----------------------------------------------------------------------------------------------------
+
+    def streamed(self, desk: Desk, width: int, height: int) -> list[Line]:
+        return history_section(desk, desk.mirror.facts, width, height)
 
     def body(self, desk: Desk, width: int, height: int) -> list[Line]:
         """Minimap, axis, gaps, rows, then the event under the cursor."""

@@ -29,6 +29,7 @@ from ..model.lints import copy_level
 from ..model.mirror import Mirror
 from ..model.numbers import S, count, cut, duration, flow, plain, size, spoken
 from ..model.series import resample
+from .blocks import tiers_section
 
 ENDED_SHOWN_NS: Final = 10 * S
 ROWS_MAX: Final = 200
@@ -254,6 +255,9 @@ class Transfers(View):
         self._shape: tuple[int, str, frozenset[str]] = (0, "", frozenset())
         """The width, the incarnation and its shown stamps; a stamp that was shown stays."""
         self._kept: table.KeptRows[TransferLine] = table.KeptRows()
+
+    def streamed(self, desk: Desk, width: int, height: int) -> list[Line]:
+        return tiers_section(desk, desk.mirror.facts, width)
 
     def body(self, desk: Desk, width: int, height: int) -> list[Line]:
         """Routes, the list, and the stamps of the chosen transfer."""

@@ -164,8 +164,8 @@ class Rows(Visitor):
         }
         self.after = {ev.CandidatePromoted: self._promoted, ev.IterationAdvanced: self._advanced}
         for kind in (ev.BlocksReady, ev.BlocksEvicted, ev.DeviceBlocksReleased, ev.DeviceBlocksAssigned,
-                     ev.BlocksReserved, ev.BlocksDropped, ev.BlocksStaged, ev.StagingReleased, ev.ResetDone,
-                     ev.BlocksFilled, ev.BlocksSeen):
+                     ev.DeviceBlocksReplaced, ev.BlocksReserved, ev.BlocksDropped, ev.BlocksStaged,
+                     ev.StagingReleased, ev.ResetDone, ev.BlocksFilled, ev.BlocksSeen):
             self.after[kind] = self._sample
         if consumer.wants_events:
             self.every = self._event

@@ -33,10 +33,12 @@ SECONDS_MAX: Final = 1e9
 """Thirty years: far above any run, and far below where a float loses whole seconds."""
 DISK_ADMISSION_MAX: Final = 255
 """No filter is stricter: counts of uses are halved from time to time."""
-GHOSTS_MIN: Final = 200_000
-GHOSTS_PER_BLOCK: Final = 8
-"""A policy with history remembers this many evicted blocks per place, and at least ``GHOSTS_MIN``. Fewer entries would
-forget a chat between two of its turns. 200,000 entries are about 30 MB."""
+GHOSTS_MIN: Final = 65_536
+GHOSTS_PER_BLOCK: Final = 2
+GHOSTS_MAX: Final = 262_144
+"""A policy with history remembers ``GHOSTS_PER_BLOCK`` evicted blocks per place, within the other two bounds. They take
+20 MB for most pools and 80 MB for the largest (``docs/memory.md``). The reuse of a chat takes an absolute number of
+evictions, so a share of the capacity alone would forget the chats of a small pool between two turns."""
 
 
 class EvictionPolicy(Protocol):
@@ -153,5 +155,9 @@ PRESETS: Final[dict[str, dict[str, Any]]] = {
 
 
 def ghosts_max(capacity: int) -> int:
-    """Most evicted blocks that a policy with history remembers for a pool of this many places."""
-    return max(GHOSTS_MIN, GHOSTS_PER_BLOCK * capacity)
+    """Most evicted blocks that a policy with history remembers for a pool of this many places.
+
+    >>> ghosts_max(1_000), ghosts_max(100_000), ghosts_max(1_000_000)
+    (65536, 200000, 262144)
+    """
+    return min(GHOSTS_MAX, max(GHOSTS_MIN, GHOSTS_PER_BLOCK * capacity))

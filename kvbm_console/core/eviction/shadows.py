@@ -18,6 +18,8 @@ _EXPONENT_MAX: Final = 500.0
 """Half-lives until the sums of ``LrfuShadow`` are referred to another time; a float has room for 1,023."""
 Entry = tuple[float, int, int]
 """(rank, stamp, key) at the time when it entered the heap."""
+_HEAP_SLACK: Final = 1_000
+"""Dead heap entries that are carried before the heap is built anew, beside two per resident key."""
 _UNKNOWN: Final = -1
 """The stamp of an entry that is put back when it comes to the top, as if its block had been touched since."""
 
@@ -96,6 +98,9 @@ class _Heap:
         """See ``Shadow.forget``."""
         self._resident.pop(key, None)
         self._value.pop(key, None)
+        # The entry of a popular key has a high rank, so it would never come to the top of the heap.
+        if len(self._heap) + len(self._fresh) > 3 * len(self._resident) + _HEAP_SLACK:
+            self._rebuild()
 
     def _shrink(self, gone: Callable[[int], Any] | None = None) -> None:
         """Evict down to the capacity; ``gone`` is told the victims."""

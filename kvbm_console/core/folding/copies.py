@@ -20,7 +20,7 @@ def _candidate_planned(state: "CacheState", e: ev.CandidatePlanned) -> None:
     state.candidates[e.candidate] = CandidateFacts(
         candidate=e.candidate, slot=e.slot, route=e.route, hashes=unpack_hashes(e.hashes),
         targets=unpack_ids(e.targets), first_block=e.first_block, status=CandidateStatus.PENDING_EVALUATION,
-        planned_ns=e.at_ns,
+        planned_ns=e.at_ns, for_slot=e.for_slot, request=e.request,
     )
     state.next_candidate = e.candidate + 1
     if e.slot is not None:
@@ -84,6 +84,7 @@ def _candidate_promoted(state: "CacheState", e: ev.CandidatePromoted) -> None:
 def _operation_started(state: "CacheState", e: ev.OperationStarted) -> None:
     operation = state.operations[e.operation]
     operation.started = True
+    operation.told_blocks, operation.size_bytes = e.blocks, e.size_bytes
     state.candidates[operation.candidate].started_ns = e.at_ns
 
 
@@ -91,7 +92,7 @@ def _operation_reported(state: "CacheState", e: ev.OperationReported) -> None:
     operation = state.operations[e.operation]
     operation.reported = {*operation.reported, e.rank}
     if not e.ok:
-        failed = unpack_ids(e.failed) or range(max(len(operation.sources), len(operation.targets)))
+        failed = unpack_ids(e.failed) or range(operation.blocks)
         operation.failed = {*operation.failed, *failed}
         operation.error = e.error
 
@@ -105,10 +106,13 @@ def _candidate_ended(state: "CacheState", e: ev.CandidateEnded) -> None:
     state.pools[operation.target_pool].unref(operation.targets)
     _close_candidate(state, e.candidate, e.status)
     if e.status in (CandidateStatus.COMPLETED, CandidateStatus.FAILED):
-        # A watched engine reports the places of one side only.
-        moved = max(len(operation.sources), len(operation.targets)) - len(operation.failed)
-        by_route = state.totals.moved_blocks
-        by_route[candidate.route.label] = by_route.get(candidate.route.label, 0) + moved
+        moved = operation.blocks - len(operation.failed)
+        totals, label = state.totals, candidate.route.label
+        totals.moved_blocks[label] = totals.moved_blocks.get(label, 0) + moved
+        if operation.size_bytes is not None:
+            moved_bytes = operation.size_bytes * moved // max(1, operation.blocks)
+            totals.sized_blocks[label] = totals.sized_blocks.get(label, 0) + moved
+            totals.moved_bytes[label] = totals.moved_bytes.get(label, 0) + moved_bytes
     members = state.batches[operation.batch]
     members.discard(e.candidate)
 

@@ -11,6 +11,7 @@ from kvbm_console.core import events as ev
 from kvbm_console.core.errors import FoldError
 from kvbm_console.core.holds import BreakpointFacts, FreezeFacts, HoldFacts
 from kvbm_console.core.ids import Authority, WaitPoint
+from kvbm_console.core.slots import ConnectorFacts
 
 if TYPE_CHECKING:
     from kvbm_console.core.state import CacheState
@@ -143,6 +144,16 @@ def _content_mismatched(state: "CacheState", e: ev.ContentMismatched) -> None:
     """The facts say where blocks should be; the bytes there are no fact."""
 
 
+def _connector_measured(state: "CacheState", e: ev.ConnectorMeasured) -> None:
+    state.connectors[e.source] = ConnectorFacts(
+        e.connectors, e.methods, e.calls, e.total_ns, e.longest_ns, e.stats, e.values, e.at_ns
+    )
+
+
+def _call_blocked(state: "CacheState", e: ev.CallBlocked) -> None:
+    """The time of a call is an account of the past."""
+
+
 FOLDS: Final[dict[type[ev.Event], Callable[["CacheState", Any], None]]] = {
     ev.BreakpointsChanged: _breakpoints_changed,
     ev.BreakpointHit: _breakpoint_hit,
@@ -158,6 +169,8 @@ FOLDS: Final[dict[type[ev.Event], Callable[["CacheState", Any], None]]] = {
     ev.InvariantViolated: _invariant_violated,
     ev.Noted: _noted,
     ev.ContentMismatched: _content_mismatched,
+    ev.ConnectorMeasured: _connector_measured,
+    ev.CallBlocked: _call_blocked,
     ev.BreakpointStopped: _breakpoint_stopped,
     ev.SlotCaptured: _slot_captured,
     ev.Frozen: _frozen,

@@ -9,15 +9,16 @@ from typing import TYPE_CHECKING, Any, Final
 from kvbm_console.core import events as ev
 from kvbm_console.core.columns import unpack_hashes, unpack_ids
 from kvbm_console.core.errors import FoldError
-from kvbm_console.core.ids import Authority, Condition, ReleaseReason
+from kvbm_console.core.ids import COUNTERS, Authority, Condition, ReleaseReason
 from kvbm_console.core.tiers import (
     GONE,
     READY,
     REPLACEABLE,
     WRITING,
+    EngineFacts,
     PoolFacts,
     PoolInfo,
-    forget_copy,
+    forget_copies,
     lift,
     quarantine,
     take_free,
@@ -36,6 +37,7 @@ def _pool_known(state: "CacheState", e: ev.PoolKnown) -> None:
             e.authority,
         )
     )
+    pool.silent = e.silent
     if e.pool == len(state.pools):
         state.pools.append(pool)
         return
@@ -96,16 +98,38 @@ def _blocks_quarantined(state: "CacheState", e: ev.BlocksQuarantined) -> None:
 def _blocks_seen(state: "CacheState", e: ev.BlocksSeen) -> None:
     """Cleared, then removed, then stored. A hash that is stored twice has two places, and is gone after two."""
     pool = state.known_pool(e.pool)
+    pool.silent = pool.silent and not (e.stored or e.removed)  # what is reset was told by nobody yet
     if e.cleared:
         pool.clear()
         _known_again(state, pool.info.source)
-    evicted = sum(forget_copy(pool, key) for key in unpack_hashes(e.removed))
+    evicted = forget_copies(pool, unpack_hashes(e.removed), e.at_ns)
     state.totals.evicted_blocks[pool.info.tier - 1] += evicted
     stored = unpack_hashes(e.stored)
     if stored:
         places = take_free(pool, len(stored))
         pool.require_known(places)
         pool.store(places, stored, READY, e.at_ns)
+        chains = pool.chains
+        assert chains is not None
+        chains.stored_blocks += len(stored)
+        if e.chains:
+            chains.link(places, stored, unpack_ids(e.chains), unpack_hashes(e.parents))
+        if e.marked:
+            chains.mark(stored, unpack_ids(e.marked), unpack_hashes(e.contents), e.contexts)
+        if e.again_blocks:
+            chains.count_again(e.again_within_ns, e.again_within_blocks, e.again_blocks)
+
+
+def _engine_measured(state: "CacheState", e: ev.EngineMeasured) -> None:
+    if not e.measures:
+        state.measured.pop(e.source, None)
+        return
+    values = dict(zip(e.measures, e.values, strict=True))
+    known = state.measured.get(e.source)
+    if known is None or any(values.get(counter, 0) < first for counter, first in known.first.items()
+                            if counter in COUNTERS):
+        known = EngineFacts(e.at_ns, values, e.at_ns, values)  # a counter that went back belongs to a new process
+    state.measured[e.source] = EngineFacts(e.at_ns, values, known.first_ns, known.first)
 
 
 def _known_again(state: "CacheState", source: int) -> None:
@@ -123,10 +147,13 @@ def _stream_pools(state: "CacheState", source: int) -> list[PoolFacts]:
 
 
 def _source_lost(state: "CacheState", e: ev.SourceLost) -> None:
+    if e.gone or e.restarted:
+        state.measured.pop(e.source, None)
     if e.gone:
         for pool in state.pools:
             if pool.info.source == e.source and pool.info.authority is not Authority.LEADER:
                 pool.forget([place for place in range(len(pool)) if pool.condition(place) is Condition.CACHED])
+        state.connectors.pop(e.source, None)
         state.lost_sources[e.source] = REPLACEABLE if e.replaceable else GONE
         return
     if not e.restarted:
@@ -154,4 +181,5 @@ FOLDS: Final[dict[type[ev.Event], Callable[["CacheState", Any], None]]] = {
     ev.BlocksSeen: _blocks_seen,
     ev.SourceLost: _source_lost,
     ev.PrefetchLimited: _prefetch_limited,
+    ev.EngineMeasured: _engine_measured,
 }

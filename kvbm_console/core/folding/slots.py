@@ -145,6 +145,8 @@ def _device_blocks_assigned(state: "CacheState", e: ev.DeviceBlocksAssigned) -> 
             slot.anchor_iteration = state.iteration
         slot.device_blocks += ids[at : at + count]
         at += count
+        if e.reused > len(slot.hashes):  # reused blocks of an earlier answer, which the slot has not filled itself
+            slot.hashes += [pool.hash_of[place] for place in ids[len(slot.hashes) : e.reused]]
 
 
 def _device_blocks_released(state: "CacheState", e: ev.DeviceBlocksReleased) -> None:
@@ -154,6 +156,20 @@ def _device_blocks_released(state: "CacheState", e: ev.DeviceBlocksReleased) -> 
     slot.device_blocks = [block for block in slot.device_blocks if block not in gone]
     slot.filled_blocks = min(slot.filled_blocks, len(slot.device_blocks))
     state.device_pool_of(slot).unref(ids)
+
+
+def _device_blocks_replaced(state: "CacheState", e: ev.DeviceBlocksReplaced) -> None:
+    slot, ids = state.known_slot(e.slot), unpack_ids(e.ids)
+    pool = state.device_pool_of(slot)
+    end = e.first + len(ids)
+    own = slot.device_blocks[e.first : end]
+    if len(own) != len(ids) or not set(ids).isdisjoint(slot.device_blocks) or len(pool.filled(ids)) != len(ids):
+        raise FoldError(f"slot {e.slot} cannot use {len(ids)} other blocks from block {e.first} on")
+    pool.ref(ids)
+    pool.unref(own)
+    slot.device_blocks[e.first : end] = ids
+    slot.filled_blocks = max(slot.filled_blocks, end)
+    slot.hashes += [pool.hash_of[place] for place in slot.device_blocks[len(slot.hashes) : end]]
 
 
 def _iteration_advanced(state: "CacheState", e: ev.IterationAdvanced) -> None:
@@ -199,6 +215,7 @@ FOLDS: Final[dict[type[ev.Event], Callable[["CacheState", Any], None]]] = {
     ev.StagingReleased: _staging_released,
     ev.DeviceBlocksAssigned: _device_blocks_assigned,
     ev.DeviceBlocksReleased: _device_blocks_released,
+    ev.DeviceBlocksReplaced: _device_blocks_replaced,
     ev.IterationAdvanced: _iteration_advanced,
     ev.PrefixScored: _prefix_scored,
     ev.HitsLost: _hits_lost,

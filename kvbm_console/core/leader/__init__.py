@@ -17,7 +17,17 @@ from kvbm_console.core.audit import Lineage, Violation, audit, quick_audit
 from kvbm_console.core.config import LeaderConfig
 from kvbm_console.core.errors import InvariantViolation, Refused
 from kvbm_console.core.ids import Site
-from kvbm_console.core.leader import debugger, iterations, lookups, observed, pipeline, pools, requests, resets
+from kvbm_console.core.leader import (
+    connectors,
+    debugger,
+    iterations,
+    lookups,
+    observed,
+    pipeline,
+    pools,
+    requests,
+    resets,
+)
 from kvbm_console.core.leader.decider import Decider, Outcome
 from kvbm_console.core.leader.holds import pause_engines, strike
 from kvbm_console.core.leader.memory import LiveMemory
@@ -43,6 +53,7 @@ HANDLERS: Final[dict[type[st.Stimulus], Callable[[Decider, Any], Any]]] = {
     st.TransferFailed: pipeline.transfer_failed,
     st.BlocksReported: pools.blocks_reported,
     st.SourceGapped: pools.source_gapped,
+    st.MeasuresReported: pools.measures_reported,
     st.SourceRestarted: pools.source_restarted,
     st.BreakpointsReplaced: debugger.breakpoints_replaced,
     st.HoldContinued: debugger.hold_continued,
@@ -57,6 +68,10 @@ HANDLERS: Final[dict[type[st.Stimulus], Callable[[Decider, Any], Any]]] = {
     st.CallAnnounced: debugger.call_announced,
     st.LookupObserved: observed.not_watched,
     st.CopiesObserved: observed.not_watched,
+    st.CopyBegun: connectors.copy_begun,
+    st.CopyEnded: connectors.copy_ended,
+    st.ConnectorReported: connectors.connector_reported,
+    st.CallReported: connectors.call_reported,
     st.MismatchReported: observed.mismatch_reported,
     st.PipelineStepped: debugger.pipeline_stepped,
     st.RunForRequested: debugger.run_for_requested,

@@ -19,9 +19,9 @@ from kvbm_console.core.tiers import READY, PoolFacts
 
 HISTORY_PARTS: Final = 8
 HISTORY_PART: Final = 25_000
-"""Hashes whose fate is remembered to explain a miss, in 8 parts of 25,000. They take 8 MB at most, and last longer than
-any tier keeps a block. Parts are forgotten whole: to forget each hash as it comes back costs as much as to remember
-it."""
+"""Hashes whose fate is remembered to explain a miss, in 8 parts of 25,000. They take 18 MB at most, and last longer
+than any tier keeps a block. Parts are forgotten whole: to forget each hash as it comes back costs as much as to
+remember it."""
 NAMED_MAX: Final = 400_000
 """Blocks whose uses are counted for admission to the disk tier: 40 MB at most, and as many as a large disk tier has."""
 
@@ -44,7 +44,7 @@ class PoolMemory(msgspec.Struct):
     capacity_blocks: int = 0
     """Places that the leader decides; the capacity of its policy."""
     ranks: Any = None
-    """Export of the policy; live in ``LiveMemory.policies``."""
+    """Export of the policy, while memory is encoded or decoded; live in ``LiveMemory.policies``."""
     exposed: dict[int, None] = {}
     """Full places without a copy below and without a holder, coldest first: the next eviction loses them."""
     bereft: dict[int, None] = {}
@@ -193,6 +193,10 @@ class LeaderMemory(msgspec.Struct):
     that ended over a second ago are forgotten."""
     loads: dict[int, list[LoadPart]] = {}
     """Slot to the parts of the load that is running for it."""
+    told_copies: dict[int, dict[int, int]] = {}
+    """Watched engine to its connector's open copies, by the connector's number, with the operation of each."""
+    watched: dict[str, int] = {}
+    """Requests of watched engines to their slots, also for a while after their end."""
     lost_at: dict[int, int] = {}
     """Slot to the first prompt block whose load failed."""
     fences: dict[int, tuple[int, str, list[int]]] = {}
@@ -367,6 +371,7 @@ class LiveMemory:
         for pool, policy in zip(self.memory.pools, self.policies, strict=True):
             if pool.ranks is not None:
                 policy.restore(pool.ranks)
+                pool.ranks = None
 
     def add_pool(self, places: int) -> None:
         """A pool was declared; ``places`` that the leader may fill (0 when it does not decide the pool)."""
@@ -382,7 +387,11 @@ class LiveMemory:
         """Canonical bytes: equal memory, equal bytes."""
         for pool, policy in zip(self.memory.pools, self.policies, strict=True):
             pool.ranks = policy.export()
-        return msgspec.msgpack.encode(self.memory)
+        try:
+            return msgspec.msgpack.encode(self.memory)
+        finally:
+            for pool in self.memory.pools:
+                pool.ranks = None  # columns of every remembered block: as large as the policies themselves
 
     @classmethod
     def restore(cls, data: bytes, pools: Sequence[PoolFacts] = ()) -> "LiveMemory":
@@ -393,9 +402,10 @@ class LiveMemory:
         """
         memory = msgspec.msgpack.decode(data, type=LeaderMemory)
         memory.deadline_of = {f"{kind} {key}": number for number, (kind, key) in memory.deadlines.items()}
+        unranked = [pool.ranks is None for pool in memory.pools]
         live = cls(memory=memory)
-        for facts, pool in zip(pools, live.memory.pools, strict=False):
-            if pool.ranks is None and facts.info.authority is Authority.LEADER:
+        for facts, pool, old in zip(pools, live.memory.pools, unranked, strict=False):
+            if old and facts.info.authority is Authority.LEADER:
                 pool.capacity_blocks = len(facts)
                 policy = PoolPolicy(live.memory.eviction, pool.capacity_blocks, live.memory.parent_of)
                 if pool.order:

@@ -9,6 +9,7 @@ state, the report wins. The source is marked as lossy, so its counts are shown a
 """
 
 from collections.abc import Callable, Sequence
+from itertools import groupby
 from typing import Any, Final
 
 from kvbm_console.core import events as ev
@@ -30,6 +31,7 @@ from kvbm_console.core.ids import (
 )
 from kvbm_console.core.instructions import FencedBlocks, FinishAnswer, IterationMetadata, MatchAnswer
 from kvbm_console.core.leader import lookups
+from kvbm_console.core.leader.connectors import cancel_told, remember
 from kvbm_console.core.leader.decider import Decider
 from kvbm_console.core.leader.holds import cancel_hold, held_at
 from kvbm_console.core.leader.iterations import link_chain
@@ -74,6 +76,9 @@ def request_arrived(decider: Decider, s: st.RequestArrived) -> None:
         if before.state not in ENDED:
             _finish(decider, before, FinishReason.ABORTED)
     lookups.request_arrived(decider, s)
+    slot = decider.state.slot_of.get(s.request)
+    if slot is not None:
+        remember(decider, s.request, slot)
 
 
 def match_requested(decider: Decider, s: st.MatchRequested) -> MatchAnswer:
@@ -150,9 +155,13 @@ def blocks_allocated(decider: Decider, s: st.BlocksAllocated) -> None:
         append(decider, pool, [slot], [len(ids) - len(known)], ids[len(known) :])
         return
     size = pool.info.block_tokens
-    reused = min(slot.local_blocks, len(ids), len(slot.hashes))
+    reused = min(slot.local_blocks, len(ids))
+    if any(place >= len(pool) or pool.content[place] != READY for place in ids[len(slot.hashes) : reused]):
+        reused = min(reused, len(slot.hashes))
     external = min(s.external_tokens // size, len(ids) - reused)
-    _make_reusable(decider, pool, slot, ids, reused)
+    known_hashes = min(reused, len(slot.hashes))
+    if (checked := _make_reusable(decider, pool, slot, ids, known_hashes)) < known_hashes:
+        reused = checked
     lower = lower_of(decider, slot.source)
     # A load that is seen fills its places anew, also a place that held the same content.
     there = _told_before(pool, slot, ids, reused, external) if lower is None else set()
@@ -162,12 +171,26 @@ def blocks_allocated(decider: Decider, s: st.BlocksAllocated) -> None:
         min(s.external_tokens, (len(ids) - reused) * size),
     )
     hits = [min(reused, slot.prompt_blocks), 0, 0, 0]
-    if external:
-        tier = Tier.G2 if lower is None else lower.info.tier
-        hits[tier - 1] = min(external, slot.prompt_blocks - hits[0])
+    found = _found(external, s.found, size, Tier.G2 if lower is None else lower.info.tier)
+    left = slot.prompt_blocks - hits[0]
+    for tier, blocks in found:
+        hits[tier - 1] += min(blocks, left)
+        left -= min(blocks, left)
     decider.score(slot, (hits[0], hits[1], hits[2], hits[3]), slot.hashes[reused : slot.prompt_blocks], pool)
     if s.external_tokens:
-        load(decider, pool, lower, slot, reused, external, s.external_tokens)
+        load(decider, pool, lower, slot, reused, found, s)
+
+
+def _found(external: int, tokens: Sequence[int], size: int, usual: Tier) -> list[tuple[Tier, int]]:
+    """The tiers that served the external blocks, with their blocks, in the order of the tiers.
+
+    >>> _found(5, (32, 0, 48), 16, Tier.G2), _found(5, (), 16, Tier.G2)
+    ([(<Tier.G2: 2>, 2), (<Tier.G4: 4>, 3)], [(<Tier.G2: 2>, 5)])
+    """
+    found = [(tier, count // size) for tier, count in zip((Tier.G2, Tier.G3, Tier.G4), tokens, strict=False) if count]
+    if sum(blocks for _, blocks in found) != external:
+        found = [(usual, external)] if external else []
+    return found
 
 
 def _told_before(pool: PoolFacts, slot: SlotFacts, ids: list[int], reused: int, external: int) -> set[int]:
@@ -176,21 +199,25 @@ def _told_before(pool: PoolFacts, slot: SlotFacts, ids: list[int], reused: int, 
     return {place for place, key in loaded if place < len(pool) and pool.hash_of[place] == key}
 
 
-def _make_reusable(decider: Decider, pool: PoolFacts, slot: SlotFacts, ids: list[int], reused: int) -> None:
-    """Make the facts agree with the engine: these blocks hold the request's prefix."""
+def _make_reusable(decider: Decider, pool: PoolFacts, slot: SlotFacts, ids: list[int], reused: int) -> int:
+    """Make the facts agree with the engine: these blocks hold the request's prefix.
+
+    Returns the number of leading blocks that can be reused. A place that was never given out ends them."""
     wrong = _unlike(pool, slot, ids, reused)
     if wrong:
         fill_for(decider, pool, ids[:reused], slot.hashes[:reused])
         wrong = _unlike(pool, slot, ids, reused)
     if not wrong:
-        return
+        return reused
     contradicted(decider, slot.source)
-    give_up(decider, pool, slot, [place for place, _ in wrong])
-    if place_above := [place for place, _ in wrong if place >= len(pool)]:
-        raise Refused(f"block {place_above[0]} is reused and was never given to anybody")
-    places, hashes = pack_ids(place for place, _ in wrong), pack_hashes(key for _, key in wrong)
-    decider.emit(ev.BlocksReserved, pool.info.pool, TOLD, places, hashes)
-    decider.emit(ev.BlocksReady, pool.info.pool, TOLD, places)
+    reused = next((at for at, place in enumerate(ids[:reused]) if place >= len(pool)), reused)
+    wrong = _unlike(pool, slot, ids, reused)
+    if wrong:
+        give_up(decider, pool, slot, [place for place, _ in wrong])
+        places, hashes = pack_ids(place for place, _ in wrong), pack_hashes(key for _, key in wrong)
+        decider.emit(ev.BlocksReserved, pool.info.pool, TOLD, places, hashes)
+        decider.emit(ev.BlocksReady, pool.info.pool, TOLD, places)
+    return reused
 
 
 def _unlike(pool: PoolFacts, slot: SlotFacts, ids: list[int], reused: int) -> list[tuple[int, int]]:
@@ -253,6 +280,7 @@ def _finish(decider: Decider, slot: SlotFacts, reason: FinishReason) -> FinishAn
 
 def source_restarted(decider: Decider, s: st.SourceRestarted) -> None:
     """The engine began again, or is gone: its requests and copies ended, and the content of its pools is void."""
+    cancel_told(decider, s.source)
     for slot in [slot for slot in decider.state.slots.values() if slot.source == s.source]:
         close_copies(decider, slot)
         if slot.state not in ENDED:
@@ -277,7 +305,9 @@ def places_reported(decider: Decider, pool: PoolFacts, s: st.BlocksReported) -> 
     capacity = pool.places_max
     if places and not 0 <= min(places) <= max(places) < capacity:
         raise Refused(f"block ids must be from 0 to {capacity - 1}, got {min(places)} to {max(places)}")
-    if stored:
+    if stored and s.request:
+        _published(decider, pool, s.request, places, stored)
+    elif stored:
         _know(decider, pool, dict(zip(places, stored, strict=True)), whole=s.cleared)
     elif s.cleared:
         if any(pool.refs) and pool.info.source not in decider.state.lost_sources:
@@ -285,6 +315,39 @@ def places_reported(decider: Decider, pool: PoolFacts, s: st.BlocksReported) -> 
         _forget(decider, pool, [place for place, key in enumerate(pool.hash_of) if key and not pool.refs[place]])
     else:
         _given_out(decider, pool, places, s.request)
+
+
+def _published(decider: Decider, pool: PoolFacts, request: str, places: list[int], hashes: list[int]) -> None:
+    """The engine added full blocks of a request to its cache. A place that the cache has already replaces the copy
+    that the request computed itself."""
+    slot = decider.state.slot_named(request)
+    first = 0 if slot is None else slot.filled_blocks
+    own = [] if slot is None else slot.device_blocks[first : first + len(places)]
+    if slot is None or len(own) != len(places):
+        contradicted(decider, pool.info.source)
+        return
+    for replaced, run in groupby(range(len(places)), lambda at: own[at] != places[at]):
+        part = list(run)
+        ids, keys = places[part[0] : part[-1] + 1], hashes[part[0] : part[-1] + 1]
+        if not replaced and _fills(pool, slot, ids, keys):
+            _fill(decider, pool, [slot], [len(ids)], ids, keys)
+        elif replaced and slot.filled_blocks == first + part[0] and _holds(pool, slot, ids, keys):
+            given_back = own[part[0] : part[-1] + 1]
+            decider.emit(ev.DeviceBlocksReplaced, slot.slot, slot.filled_blocks, pack_ids(ids))
+            decider.memory.taken(pool, ids)
+            decider.memory.let_go(pool, given_back)
+        else:
+            contradicted(decider, pool.info.source)
+            return
+
+
+def _holds(pool: PoolFacts, slot: SlotFacts, ids: list[int], hashes: list[int]) -> bool:
+    """True if these places hold these blocks, which are the slot's next ones, and the slot has none of the places."""
+    known = slot.hashes[slot.filled_blocks : slot.filled_blocks + len(ids)]
+    return hashes[: len(known)] == known and set(ids).isdisjoint(slot.device_blocks) and all(
+        place < len(pool) and pool.hash_of[place] == key and pool.content[place] == READY
+        for place, key in zip(ids, hashes, strict=True)
+    )
 
 
 def _given_out(decider: Decider, pool: PoolFacts, places: list[int], request: str) -> None:
@@ -333,9 +396,11 @@ def lower_of(decider: Decider, source: int) -> PoolFacts | None:
 
 
 def load(
-    decider: Decider, pool: PoolFacts, lower: PoolFacts | None, slot: SlotFacts, reused: int, external: int, tokens: int
+    decider: Decider, pool: PoolFacts, lower: PoolFacts | None, slot: SlotFacts, reused: int,
+    found: list[tuple[Tier, int]], s: st.BlocksAllocated,
 ) -> None:
-    """The engine loads ``external`` blocks from below: a copy that runs until the connector says that it ended."""
+    """The engine loads the blocks that were ``found``: a copy that runs until the connector says that it ended."""
+    tokens, external = s.external_tokens, sum(blocks for _, blocks in found)
     if slot.state is not SlotState.ONBOARD_STAGED:
         move(decider, slot, SlotState.ONBOARD_STAGED, detail=tokens)
     hashes = slot.hashes[reused : reused + external]
@@ -343,14 +408,18 @@ def load(
     if lower is None or not hashes:
         move(decider, slot, SlotState.ONBOARDING, detail=tokens)
         return
-    decider.memory.loads[slot.slot] = [
-        LoadPart(decider.state.next_candidate, int(lower.info.tier), reused, len(hashes))
-    ]
+    # A connector tells how many blocks came from a tier and not which, so the tiers stand in their order.
+    at, parts = reused, []
+    for tier, blocks in found:
+        count = min(blocks, reused + len(hashes) - at)
+        parts.append(LoadPart(decider.state.next_candidate, int(tier), at, count))
+        at += count
+    decider.memory.loads[slot.slot] = parts
     number = _plan(decider, slot, Route.of(lower.info.tier, pool.info.tier), hashes, targets, reused)
     move(decider, slot, SlotState.ONBOARDING, detail=tokens)
     operation = decider.state.next_operation
     decider.emit(ev.BlocksReserved, pool.info.pool, operation, pack_ids(targets), pack_hashes(hashes))
-    _promote(decider, number, lower, pool, [], targets)
+    _promote(decider, number, lower, pool, [], targets, started=not s.awaits_start)
 
 
 def _plan(
@@ -365,9 +434,11 @@ def _plan(
 
 
 def _promote(
-    decider: Decider, number: int, source: PoolFacts, target: PoolFacts, sources: list[int], targets: list[int]
+    decider: Decider, number: int, source: PoolFacts, target: PoolFacts, sources: list[int], targets: list[int], *,
+    started: bool = True,
 ) -> None:
-    """The engine copies already. Places of a pool that is known by hash alone are not named."""
+    """The engine copies already, or its connector tells that later. Places of a pool that is known by hash alone are
+    not named."""
     operation, candidate = decider.state.next_operation, decider.state.candidates[number]
     decider.emit(ev.CandidateEnqueued, number)
     decider.emit(ev.CandidateEvaluated, number, len(sources) or len(targets), None)
@@ -377,7 +448,8 @@ def _promote(
         decider.returned(candidate.hashes, source, target) if candidate.route.is_load else ev.NOTHING_RETURNED,
     )
     decider.memory.batch_of[number] = number
-    decider.emit(ev.OperationStarted, operation)
+    if started:
+        decider.emit(ev.OperationStarted, operation)
 
 
 # --- copies that ended ---

@@ -4,14 +4,16 @@ Law of this file: one leader either decides for engines or watches them, never b
 """
 
 from collections import Counter
-from typing import Final
+from typing import Any, Final
 
 from kvbm_console.core import events as ev
 from kvbm_console.core import stimuli as st
-from kvbm_console.core.columns import HASH_BYTES, unpack_hashes
+from kvbm_console.core.columns import HASH_BYTES, ID_BYTES, unpack_hashes, unpack_ids
 from kvbm_console.core.errors import Refused
 from kvbm_console.core.ids import (
+    AGE_BOUNDS_NS,
     EMPTY_HASH,
+    NUMBER_MAX,
     Authority,
     Tier,
 )
@@ -24,6 +26,11 @@ from kvbm_console.core.tiers import CAPACITY_MAX, REPLACEABLE, PoolFacts
 
 REPORTED_BLOCKS_MAX: Final = 1_000_000
 """Blocks of one report of an event stream; engines send one step at a time."""
+
+CONTEXT_CHARS_MAX: Final = 256
+"""Characters of the context of a block: names of a LoRA and a session, digests of a salt and an image."""
+
+_AGE_BOUNDS: Final = frozenset(AGE_BOUNDS_NS)
 
 
 def pool_declared(decider: Decider, s: st.PoolDeclared) -> PoolAnswer:
@@ -49,7 +56,7 @@ def pool_declared(decider: Decider, s: st.PoolDeclared) -> PoolAnswer:
     number = len(decider.state.pools) if replaced is None else replaced
     decider.emit(
         ev.PoolKnown, number, s.source, s.dp_rank, s.group, s.tier, s.medium, capacity,
-        s.block_tokens, s.authority,
+        s.block_tokens, s.authority, s.silent,
     )
     if replaced is None:
         decider.live_memory.add_pool(capacity or 0 if ours else 0)
@@ -109,14 +116,59 @@ def blocks_reported(decider: Decider, s: st.BlocksReported) -> None:
     if len(s.removed) % HASH_BYTES or len(s.removed) > REPORTED_BLOCKS_MAX * HASH_BYTES:
         raise Refused(f"removed must be at most {REPORTED_BLOCKS_MAX} hashes, got {len(s.removed)} bytes")
     pool = decider.state.pools[s.pool]
+    more: tuple[Any, ...] = ()
+    if stored:
+        _check_chains(s, len(stored))
+        more = (
+            s.chains, s.parents, s.marked, s.contents, s.contexts, s.again_within_ns, s.again_within_blocks,
+            s.again_blocks,
+        )
     capacity = pool.info.capacity_blocks
     if capacity is not None and len(stored) > capacity:
         raise Refused(f"stored {len(stored)} blocks do not fit a pool of {capacity}")
     if capacity is None or s.cleared or len(stored) <= _room_after(pool, capacity, s.removed):
-        decider.emit(ev.BlocksSeen, s.pool, s.stored, s.removed, s.cleared)
+        decider.emit(ev.BlocksSeen, s.pool, s.stored, s.removed, s.cleared, *more)
     else:  # it was told of more than the pool holds: removals were lost, and the facts of it are void
-        decider.emit(ev.BlocksSeen, s.pool, s.stored, b"", True)
+        decider.emit(ev.BlocksSeen, s.pool, s.stored, b"", True, *more)
         decider.emit(ev.SourceLost, pool.info.source, 0, 0, False)
+
+
+def _check_chains(s: st.BlocksReported, stored: int) -> None:
+    """Refuse columns that do not fit the stored blocks or each other."""
+    if len(s.chains) == ID_BYTES:  # the most frequent case by far
+        if int.from_bytes(s.chains, "little") != stored or len(s.parents) != HASH_BYTES:
+            raise Refused(f"a chain does not fit {stored} stored blocks")
+    elif s.chains or s.parents:
+        counts = unpack_ids(s.chains)
+        if not counts or sum(counts) != stored or min(counts) < 1 or len(s.parents) != HASH_BYTES * len(counts):
+            raise Refused(f"{len(counts)} chains do not fit {stored} stored blocks")
+    if not (s.marked or s.contents or s.contexts or s.again_blocks or s.again_within_ns or s.again_within_blocks):
+        return
+    if s.marked:
+        at = unpack_ids(s.marked)
+        if not 0 <= min(at) <= max(at) < stored:
+            raise Refused(f"marked must be from 0 to {stored - 1}, got {min(at)} to {max(at)}")
+    if not HASH_BYTES * len(s.marked) == ID_BYTES * len(s.contents) == HASH_BYTES * ID_BYTES * len(s.contexts):
+        raise Refused("marked, contents and contexts must have one entry for each marked block")
+    if any(len(context) > CONTEXT_CHARS_MAX for context in s.contexts):
+        raise Refused(f"a context must be at most {CONTEXT_CHARS_MAX} characters")
+    if s.again_blocks or s.again_within_ns or s.again_within_blocks:
+        rows = list(zip(s.again_within_ns, s.again_within_blocks, s.again_blocks, strict=False))
+        if not len(rows) == len(s.again_within_ns) == len(s.again_within_blocks) == len(s.again_blocks):
+            raise Refused("the columns of blocks stored again must be of one length")
+        if any(ns not in _AGE_BOUNDS or evictions.bit_count() != 1 or count < 1 for ns, evictions, count in rows):
+            raise Refused("blocks stored again need a bound of AGE_BOUNDS_NS, a power of two and a count")
+
+
+def measures_reported(decider: Decider, s: st.MeasuresReported) -> None:
+    """An engine's own metrics."""
+    if len(s.measures) != len(s.values) or len(set(s.measures)) != len(s.measures):
+        raise Refused(f"{len(s.measures)} measures do not match {len(s.values)} values")
+    if any(not 0 <= value <= NUMBER_MAX for value in s.values):
+        raise Refused(f"a measure must be from 0 to {NUMBER_MAX}, got {min(s.values)} to {max(s.values)}")
+    known = decider.state.measured.get(s.source)
+    if s.measures or known is not None:
+        decider.emit(ev.EngineMeasured, s.source, s.measures, s.values)
 
 
 def _room_after(pool: PoolFacts, capacity: int, removed: bytes) -> int:

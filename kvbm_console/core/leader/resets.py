@@ -92,14 +92,15 @@ def _close_candidates(decider: Decider) -> None:
             skip(decider, candidate, SkipReason.SLOT_STOPPING)
             continue
         operation = decider.state.operations[candidate.operation]
-        running = operation.started and operation.operation not in decider.memory.complete
+        named = bool(operation.sources or operation.targets)  # the copy of a connector may hold none
+        running = named and operation.started and operation.operation not in decider.memory.complete
         if running:
             ranks = tuple(sorted(operation.reported))
             for index, places in (
                 (operation.source_pool, operation.sources), (operation.target_pool, operation.targets),
             ):
                 decider.emit(ev.BlocksQuarantined, index, operation.operation, pack_ids(places), ranks)
-        elif not operation.started and operation.operation not in decider.memory.undispatched:
+        elif named and not operation.started and operation.operation not in decider.memory.undispatched:
             decider.ask(CancelTransfer(operation.operation))
         drop(decider, decider.state.pools[operation.target_pool], operation, operation.targets)
         end_candidate(decider, operation, CandidateStatus.CANCELLED)

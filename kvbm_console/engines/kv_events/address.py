@@ -1,4 +1,7 @@
-"""Addresses of publishers: ``zmq://HOST:PORT[?replay=PORT&topic=NAME&ranks=N&bind=1]``, a publisher for each rank.
+"""Addresses of publishers: ``zmq://HOST:PORT[?OPTIONS]``, a publisher for each rank.
+
+The options are ``replay``, ``topic``, ``ranks``, ``bind`` and ``metrics``, joined by ``&``. ``replay`` and ``metrics``
+are ports of the same host, or HOST:PORT.
 
 Law of this file: a text that is no address is refused with one sentence that names the wrong part.
 """
@@ -16,30 +19,33 @@ TOPIC_BYTES_MAX: Final = 256
 PORT_MAX: Final = 65_535
 WILDCARDS: Final = frozenset({"*", "0.0.0.0", "::"})
 """Hosts that a server binds to. In an address of ours they mean that we bind and the engine connects."""
-_KEYS: Final = frozenset({"replay", "topic", "ranks", "bind"})
+_KEYS: Final = frozenset({"replay", "topic", "ranks", "bind", "metrics"})
 _SCHEMES: Final = ("zmq", "tcp")
-HINT: Final = "zmq://HOST:PORT[?replay=PORT&topic=NAME&ranks=N&bind=1]"
+LMCACHE: Final = "lmcache"
+HINT: Final = "zmq://HOST:PORT[?replay=PORT&topic=NAME&ranks=N&metrics=PORT&bind=1]"
 
 
 class Publisher(msgspec.Struct, frozen=True, kw_only=True):
     """A publisher of KV events. ``replay`` is the address that repeats old batches, None when the engine has none."""
 
     endpoint: str
-    """``tcp://HOST:PORT``."""
+    """``tcp://HOST:PORT``, ``http://HOST:PORT`` of an engine that is asked for its events, or LMCache's ``grpc://``."""
     replay: str | None = None
     topic: str = ""
-    """Prefix of the topics to listen to; all topics when empty."""
+    """Prefix of the topics to listen to; all topics when empty. Of an LMCache server the model."""
     bind: bool = False
     """True if we bind, for an engine that connects."""
     dp_rank: int = 0
     """The rank of batches that name none."""
+    metrics: str | None = None
+    """``http://HOST:PORT`` of the engine's own metrics page, None if unknown."""
     queue_batches_max: int | None = None
     """Batches that may wait inside the engine until the engine itself waits; 0 for any number, None if unknown."""
 
     @property
     def label(self) -> str:
         """The publisher's name on screens and in labels of metrics."""
-        return self.endpoint.removeprefix("tcp://")
+        return self.endpoint.partition("://")[2]
 
 
 def parse_publishers(text: str) -> list[Publisher]:
@@ -51,6 +57,8 @@ def parse_publishers(text: str) -> list[Publisher]:
     ['tcp://gpu7:5557', 'tcp://gpu7:5558']
     """
     scheme, separator, rest = text.partition(":")
+    if scheme == LMCACHE:
+        return [_lmcache(rest, text)]
     if not separator or scheme not in _SCHEMES:
         raise UsageError(f"an event stream must be {HINT}, got {text!r}")
     parts = urlsplit("//" + rest.removeprefix("//"))
@@ -65,22 +73,41 @@ def parse_publishers(text: str) -> list[Publisher]:
     bind = options.get("bind", "1" if host in WILDCARDS else "0")
     if bind not in ("0", "1"):
         raise UsageError(f"bind must be 0 or 1, got {bind!r}")
-    replay = options.get("replay")
-    if replay is not None and ":" not in replay:
-        if host in WILDCARDS:
-            raise UsageError(f"replay must be HOST:PORT where we bind, got {replay!r}")
-        replay = f"{host}:{replay}"
+    replay, metrics = (_beside(options.get(key), key, host) for key in ("replay", "metrics"))
+    if metrics is not None:
+        metrics = "http://{}:{}".format(*_place(metrics, text))
     replay_host, replay_port = (host, port) if replay is None else _place(replay, text)
     for base in (port, replay_port):
         if base + ranks - 1 > PORT_MAX:
             raise UsageError(f"ranks must leave the ports below {PORT_MAX + 1}, got {ranks} from {base}")
     return [
         Publisher(
-            endpoint=f"tcp://{host}:{port + rank}", topic=topic, bind=bind == "1", dp_rank=rank,
+            endpoint=f"tcp://{host}:{port + rank}", topic=topic, bind=bind == "1", dp_rank=rank, metrics=metrics,
             replay=None if replay is None else f"tcp://{replay_host}:{replay_port + rank}",
         )
         for rank in range(ranks)
     ]
+
+
+def _lmcache(rest: str, text: str) -> Publisher:
+    """The server of ``lmcache://HOST:PORT?model=NAME``."""
+    parts = urlsplit("//" + rest.removeprefix("//"))
+    options = dict(parse_qsl(parts.query)) if parts.query else {}
+    model = options.get("model", "")
+    fits = set(options) == {"model"} and 0 < len(model.encode()) <= TOPIC_BYTES_MAX
+    if not fits or parts.path not in ("", "/") or parts.fragment:
+        raise UsageError(f"an LMCache server must be lmcache://HOST:PORT?model=NAME, got {text!r}")
+    host, port = _place(parts.netloc, text)
+    return Publisher(endpoint=f"grpc://{host}:{port}", topic=model)
+
+
+def _beside(place: str | None, key: str, host: str) -> str | None:
+    """``HOST:PORT`` of an option that may name a port alone."""
+    if place is None or ":" in place:
+        return place
+    if host in WILDCARDS:
+        raise UsageError(f"{key} must be HOST:PORT where we bind, got {place!r}")
+    return f"{host}:{place}"
 
 
 def _place(netloc: str, text: str) -> tuple[str, int]:

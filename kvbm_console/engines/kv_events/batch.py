@@ -12,7 +12,7 @@ import pkgutil
 from collections.abc import Callable
 from functools import cache
 from importlib import import_module
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -44,10 +44,24 @@ TIER_OF_MEDIUM: Final[dict[str, Tier]] = {
     "DISK": Tier.G3, "STORAGE": Tier.G4, "EXTERNAL": Tier.G4,
 }
 """Medium to tier. An unknown medium is kept verbatim and shown with G4, the least known tier."""
+REMOTE: Final = "REMOTE"
+"""The second word of a medium that is shared by engines and belongs to none of them."""
 
 
 class BadPayload(KvbmConsoleError):
     """Raised when a payload is no batch, so that its whole content is lost."""
+
+
+class StoredMark(NamedTuple):
+    """More facts of a block in a chain: its position, a digest of its tokens alone (0 if unknown), and its context.
+
+    The context has words ``lora=``, ``salt=#``, ``image=``, ``embeds=#`` and ``session=``. A salt is a secret of its
+    tenant, so only a digest of it is kept. The words of a block hold for all blocks behind it, except the session.
+    """
+
+    at: int
+    content: int
+    context: str
 
 
 class Stored(msgspec.Struct, frozen=True, gc=False):
@@ -58,6 +72,7 @@ class Stored(msgspec.Struct, frozen=True, gc=False):
     block_tokens: int
     medium: str
     group: int
+    marks: tuple[StoredMark, ...] = ()
 
 
 class Removed(msgspec.Struct, frozen=True, gc=False):
@@ -84,6 +99,10 @@ class Batch(msgspec.Struct, frozen=True, gc=False):
     events: list[CacheEvent]
     unknown: int = 0
     malformed: int = 0
+    pool: str = ""
+    """The shared pool that sent the batch, empty for an engine. The messages of a shared pool are numbered from 1."""
+    lost: bool = False
+    """The publisher says that it has lost events before these."""
 
     @property
     def blocks(self) -> int:
@@ -130,8 +149,14 @@ def check_count(events: int) -> None:
 
 
 def tier_of(medium: str) -> Tier:
-    """The tier of a medium."""
-    return TIER_OF_MEDIUM.get(medium, Tier.G4)
+    """The tier of a medium. A medium with the second word ``REMOTE`` is G4, whatever it consists of."""
+    first, _, owner = medium.partition(" ")
+    return Tier.G4 if owner.partition(" ")[0] == REMOTE else TIER_OF_MEDIUM.get(first, Tier.G4)
+
+
+def known_medium(medium: str) -> str:
+    """The medium in capitals if its tier is known then, else verbatim: some publishers write ``cpu``."""
+    return medium.upper() if medium.upper() in TIER_OF_MEDIUM else medium
 
 
 def normal_hash(value: int | bytes) -> int:

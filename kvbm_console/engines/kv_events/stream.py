@@ -10,15 +10,15 @@ this source. So no count that may be wrong is shown as certain.
 
 import math
 from collections import defaultdict
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 import xxhash
 
 from kvbm_console.core import stimuli as st
-from kvbm_console.core.columns import pack_hashes
+from kvbm_console.core.columns import pack_hashes, pack_ids
 from kvbm_console.core.events import PoolKnown
-from kvbm_console.core.ids import Authority, Tier
+from kvbm_console.core.ids import EMPTY_HASH, Authority, Measure, Tier
 from kvbm_console.dispatch import Dispatcher
 from kvbm_console.engines.kv_events.batch import (
     DEFAULT_MEDIUM,
@@ -28,9 +28,11 @@ from kvbm_console.engines.kv_events.batch import (
     Cleared,
     PoolKey,
     Stored,
+    StoredMark,
     decode,
     tier_of,
 )
+from kvbm_console.engines.kv_events.ghosts import Ghosts
 
 POOLS_MAX: Final = 64
 """Pools of one publisher: ranks times groups times media. A hybrid model on 8 ranks with a host tier has 48."""
@@ -67,16 +69,46 @@ class StreamCounts(msgspec.Struct):
     """The time of the last message. Engines send messages only when they step, so age alone is no fault."""
 
 
+class SourceStatus(msgspec.Struct):
+    """The state and the counts of the connection."""
+
+    connected: bool = False
+    """True if any publisher is connected; several may connect if we bind."""
+    connects: int = 0
+    disconnects: int = 0
+    messages: int = 0
+    bad_messages: int = 0
+    """Messages that were not [topic, number, payload]."""
+    replays: int = 0
+    replays_failed: int = 0
+
+
 class _Report:
     """The changes of one batch to one pool, in the order of a report: removed, then stored."""
 
-    __slots__ = ("checked", "recent", "removed", "stored")
+    __slots__ = ("chains", "checked", "marks", "parents", "recent", "removed", "stored")
 
     def __init__(self) -> None:
+        self.chains: list[int] = []
+        self.parents: list[int] = []
+        self.marks: list[StoredMark] = []
+        """Marks of ``stored``, by their position there."""
         self.stored: list[int] = []
         self.removed: list[int] = []
         self.recent: set[int] = set()
         self.checked = 0
+
+    def add(self, event: Stored) -> None:
+        """A chain was stored."""
+        if event.hashes:
+            self.stored += event.hashes
+            self.chains.append(len(event.hashes))
+            self.parents.append(event.parent or EMPTY_HASH)
+
+    def mark(self, event: Stored) -> None:
+        """The marks of a chain that comes next."""
+        base = len(self.stored)
+        self.marks += [StoredMark(base + at, content, context) for at, content, context in event.marks]
 
     def stored_here(self, hashes: list[int]) -> bool:
         """True if this report stores one of these hashes, so another report must carry their removal."""
@@ -98,6 +130,10 @@ class EventStream:
         self.counts = StreamCounts()
         self._dispatcher = dispatcher
         self._pools: dict[PoolKey, int] = {}
+        self._contexts = False
+        """True once a block had a LoRA, a salt, an image or a session."""
+        self._ghosts = defaultdict[int, Ghosts](Ghosts)
+        """The evicted blocks of each pool."""
         self.next_seq = 0
         """The expected number of a message."""
         self._last_digest = 0
@@ -131,8 +167,12 @@ class EventStream:
                 counts.duplicate_batches += 1
                 return
             self.restart()
+        try:
+            batches = decode(payload)
+        except BadPayload:
+            batches = None
         gap = self.missing(seq)
-        if gap is not None:
+        if gap is not None and not (gap == (0, 0) and batches and batches[0].pool):
             self.lose(*gap)
         self.next_seq = seq + 1
         counts.last_seq = seq
@@ -140,9 +180,7 @@ class EventStream:
         counts.batches += 1
         counts.replayed_batches += replayed
         self._last_digest = xxhash.xxh3_64_intdigest(payload)
-        try:
-            batches = decode(payload)
-        except BadPayload:
+        if batches is None:
             counts.bad_payloads += 1
             self._gap(seq, seq)
             return
@@ -165,12 +203,14 @@ class EventStream:
         if not self._gone:
             self._gone, self._cleared = True, False
             self.next_seq = 0
+            self._ghosts.clear()
             self._dispatcher.submit_from(self.source, None, st.SourceRestarted, True)
 
     def restart(self) -> None:
         """The publisher began again, and its earlier blocks are gone."""
         self.next_seq = 0
         self.counts.restarts += 1
+        self._ghosts.clear()
         self._gone, self._cleared = False, False
         self._dispatcher.submit_from(self.source, None, st.SourceRestarted)
 
@@ -178,6 +218,18 @@ class EventStream:
         self._cleared = False
         self.counts.gaps += 1
         self._dispatcher.submit_from(self.source, None, st.SourceGapped, first, last)
+
+    def measure(self, values: dict[Measure, int]) -> None:
+        """Report the engine's own metrics, or none if they cannot be read any more."""
+        self._dispatcher.submit_from(
+            self.source, None, st.MeasuresReported, tuple(values), tuple(values.values())
+        )
+
+    def block_tokens(self) -> int | None:
+        """Tokens of a block of the device; None before its first block."""
+        state = self._dispatcher.leader.state
+        return next((state.pools[pool].info.block_tokens for (_, _, medium), pool in self._pools.items()
+                     if tier_of(medium) is Tier.G1), None)
 
     def resident_blocks(self) -> dict[str, int]:
         """Blocks by medium, over all ranks and groups."""
@@ -197,6 +249,8 @@ class EventStream:
         ts = batch.ts
         self._origin = None if ts is None or not math.isfinite(ts) or not 0 <= ts < 1e10 else round(ts * 1e9)
         refused = counts.refused_blocks
+        if batch.lost:
+            self._gap(seq, seq)
         rank = self.dp_rank if batch.dp_rank is None else batch.dp_rank
         reports = defaultdict[PoolKey, _Report](_Report)
         for event in batch.events:
@@ -221,13 +275,18 @@ class EventStream:
             report = reports[place]
             if self._may_restate(place, event, report):
                 self._gap(self.counts.last_seq, self.counts.last_seq)
-            report.stored += event.hashes
+            if event.marks:
+                # Content is of use only beside a context, so no content is kept before the first context.
+                self._contexts = self._contexts or any(mark.context for mark in event.marks)
+                if self._contexts:
+                    report.mark(event)
+            report.add(event)
             return
         if place not in self._pools:
             self.counts.removed_blocks += len(event.hashes)
             return  # no block was stored in this pool while we listened
         report = reports[place]
-        if report.stored_here(event.hashes):
+        if report.stored and report.stored_here(event.hashes):
             self._send(place, report)
             report = reports[place] = _Report()
         report.removed += event.hashes
@@ -248,19 +307,32 @@ class EventStream:
         pool = self._pools[place]
         counts = self.counts
         counts.removed_blocks += len(report.removed)
-        stored = report.stored
-        if self._dispatcher.leader.state.pools[pool].resident_blocks + len(stored) > POOL_BLOCKS_MAX:
-            counts.refused_blocks += len(stored)
-            stored = []
-        counts.stored_blocks += len(stored)
-        if stored or report.removed:
+        resident = self._dispatcher.leader.state.pools[pool].resident_blocks
+        if resident + len(report.stored) > POOL_BLOCKS_MAX:
+            counts.refused_blocks += len(report.stored)
+            kept, report = report, _Report()
+            report.removed = kept.removed
+        counts.stored_blocks += len(report.stored)
+        if report.stored or report.removed:
             self._cleared = False
-            self._report(pool, stored, report.removed, cleared=False)
+            self._report(pool, report, resident)
 
-    def _report(self, pool: int, stored: list[int], removed: list[int], *, cleared: bool) -> None:
-        self._dispatcher.submit_from(
-            self.source, self._origin, st.BlocksReported, pool, pack_hashes(stored), pack_hashes(removed), cleared
-        )
+    def _report(self, pool: int, report: _Report, resident: int) -> None:
+        ghosts, now_ns = self._ghosts[pool], self._dispatcher.clock()
+        stored, removed = report.stored, report.removed
+        if removed:
+            ghosts.evict(removed, now_ns, resident)
+        columns: tuple[Any, ...] = pack_hashes(stored), pack_hashes(removed), False
+        if stored:  # columns that are empty in most reports are not made
+            again, marks = ghosts.find(stored, now_ns), report.marks
+            columns += b"", "", pack_ids(report.chains), pack_hashes(report.parents)
+            if marks or again:
+                columns += (
+                    pack_ids([mark.at for mark in marks]), pack_hashes([mark.content for mark in marks]),
+                    tuple([mark.context for mark in marks]), tuple([ns for ns, _ in again]),
+                    tuple([blocks for _, blocks in again]), tuple(again.values()),
+                )
+        self._dispatcher.submit_from(self.source, self._origin, st.BlocksReported, pool, *columns)
 
     def _clear(self, rank: int) -> None:
         self.counts.clears += 1
@@ -270,7 +342,8 @@ class EventStream:
         if not self._pools:
             self._declare((rank, 0, DEFAULT_MEDIUM), 0)  # a clear needs a pool that it empties
         for pool in self._pools.values():
-            self._report(pool, [], [], cleared=True)
+            self._ghosts[pool].clear()
+            self._dispatcher.submit_from(self.source, self._origin, st.BlocksReported, pool, b"", b"", True)
 
     # --- pools ---
 

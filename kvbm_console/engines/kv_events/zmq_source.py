@@ -11,7 +11,8 @@ its loss. The silence or nonsense of a publisher does not touch another publishe
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from functools import partial
 from typing import Any, Final
 
 import anyio
@@ -20,12 +21,16 @@ import xxhash
 
 from kvbm_console.core.errors import UsageError
 from kvbm_console.core.ids import Note
+from kvbm_console.core.state import CacheState
 from kvbm_console.core.stimuli import NoteReported
 from kvbm_console.dispatch import Dispatcher
+from kvbm_console.engines.exposition import ScrapedRank, Scraper, ScrapeStatus
 from kvbm_console.engines.kv_events.address import Publisher
 from kvbm_console.engines.kv_events.batch import PAYLOAD_BYTES_MAX
 from kvbm_console.engines.kv_events.capture import CaptureFrame
-from kvbm_console.engines.kv_events.stream import EventStream, StreamCounts
+from kvbm_console.engines.kv_events.lmcache_source import LmcacheSource
+from kvbm_console.engines.kv_events.pull_source import PullSource
+from kvbm_console.engines.kv_events.stream import EventStream, SourceStatus, StreamCounts
 from kvbm_console.extras import missing
 from kvbm_console.stream.publishers import queue_note
 
@@ -58,8 +63,8 @@ that publishes, and an engine waits while the queue of that thread is full. So r
 thread. A request names only its first batch, so a replay cannot be split into smaller pieces."""
 SLICE_S: Final = 0.002
 """Time for messages before other tasks of the loop have their turn."""
-END_SEQ: Final = 2**64 - 1
-"""-1 as the engine writes it: the end of a replay."""
+END_MARKER: Final = b"\xff" * 8
+"""The number -1 of 8 bytes, with which a replay ends; its payload is empty."""
 SEQ_BYTES: Final = 8
 AWAY_S: Final = 2.0
 """A publisher that is away for longer is reported. Broken connections come back within a tenth of a second."""
@@ -69,20 +74,6 @@ PROBE_S: Final = 1.0
 def new_context() -> "zmq.asyncio.Context":
     """A context that makes sockets; ``destroy(linger=0)`` closes all of them."""
     return zmq.asyncio.Context()
-
-
-class SourceStatus(msgspec.Struct):
-    """The state and the counts of the connection."""
-
-    connected: bool = False
-    """True if any publisher is connected; several may connect if we bind."""
-    connects: int = 0
-    disconnects: int = 0
-    messages: int = 0
-    bad_messages: int = 0
-    """Messages that were not [topic, number, payload]."""
-    replays: int = 0
-    replays_failed: int = 0
 
 
 class _Line:
@@ -100,11 +91,66 @@ class _Line:
         return seq < self.taker.next_seq and self.replayed.get(seq) == _digest(payload)
 
 
-class _Replay(msgspec.Struct):
+class Replay(msgspec.Struct):
+    """The replies to a request for a replay, unchanged; the last of them is the end marker if ``complete``."""
+
+    replies: list[list[bytes]]
+    complete: bool
+
+
+class _Replayed(msgspec.Struct):
     """The messages of a replay. ``complete`` is true once the end marker came."""
 
     messages: list[tuple[int, bytes]]
     complete: bool
+
+
+def subscribe(sub: Any, publisher: Publisher) -> None:
+    """Make a SUB socket listen to a publisher. Raises ``UsageError`` for an unusable address."""
+    sub.setsockopt(zmq.RCVHWM, QUEUE_MESSAGES_MAX)
+    sub.setsockopt(zmq.MAXMSGSIZE, PAYLOAD_BYTES_MAX)
+    sub.setsockopt(zmq.TCP_KEEPALIVE, 1)
+    sub.setsockopt(zmq.IPV6, 1)
+    sub.setsockopt(zmq.RECONNECT_IVL_MAX, round(RECONNECT_S * 1e3))
+    sub.setsockopt(zmq.SUBSCRIBE, publisher.topic.encode())
+    try:
+        if publisher.bind:
+            sub.bind(publisher.endpoint)
+        else:
+            sub.connect(publisher.endpoint)
+    except zmq.ZMQError as error:
+        verb = "bind" if publisher.bind else "connect to"
+        raise UsageError(f"cannot {verb} {publisher.endpoint}: {error.strerror}") from None
+
+
+async def fetch_replay(
+    context: "zmq.asyncio.Context", address: str, start: int, *, idle_s: float = REPLAY_IDLE_S
+) -> Replay:
+    """The replies to a request for the messages from ``start`` on, up to the end marker or the limits."""
+    # Each request has its own socket, so that no late reply to an earlier request is mixed in.
+    replay = Replay([], False)
+    dealer = context.socket(zmq.DEALER)
+    try:
+        dealer.setsockopt(zmq.MAXMSGSIZE, PAYLOAD_BYTES_MAX)
+        dealer.setsockopt(zmq.RCVHWM, QUEUE_MESSAGES_MAX)
+        dealer.setsockopt(zmq.IPV6, 1)
+        dealer.connect(address)
+        await dealer.send_multipart([b"", start.to_bytes(SEQ_BYTES, "big")])
+        size = 0
+        async with asyncio.timeout(REPLAY_TOTAL_S):
+            while len(replay.replies) < REPLAY_MESSAGES_MAX and size < REPLAY_BYTES_MAX:
+                async with asyncio.timeout(idle_s):
+                    parts = await dealer.recv_multipart()
+                replay.replies.append(parts)
+                size += len(parts[-1])
+                if parts[-2:] == [END_MARKER, b""]:
+                    replay.complete = True
+                    break
+    except (TimeoutError, zmq.ZMQError):
+        pass
+    finally:
+        dealer.close(linger=0)
+    return replay
 
 
 class ZmqSource:
@@ -147,7 +193,7 @@ class ZmqSource:
         sub = context.socket(zmq.SUB)
         try:
             self._monitor = sub.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
-            self._set_up(sub)
+            subscribe(sub, self.publisher)
         except BaseException:
             sub.disable_monitor()
             sub.close(linger=0)
@@ -177,22 +223,6 @@ class ZmqSource:
             self._sub.disable_monitor()
             self._monitor.close(linger=0)
             self._sub.close(linger=0)
-
-    def _set_up(self, sub: Any) -> None:
-        sub.setsockopt(zmq.RCVHWM, QUEUE_MESSAGES_MAX)
-        sub.setsockopt(zmq.MAXMSGSIZE, PAYLOAD_BYTES_MAX)
-        sub.setsockopt(zmq.TCP_KEEPALIVE, 1)
-        sub.setsockopt(zmq.IPV6, 1)
-        sub.setsockopt(zmq.RECONNECT_IVL_MAX, round(RECONNECT_S * 1e3))
-        sub.setsockopt(zmq.SUBSCRIBE, self.publisher.topic.encode())
-        try:
-            if self.publisher.bind:
-                sub.bind(self.publisher.endpoint)
-            else:
-                sub.connect(self.publisher.endpoint)
-        except zmq.ZMQError as error:
-            verb = "bind" if self.publisher.bind else "connect to"
-            raise UsageError(f"cannot {verb} {self.publisher.endpoint}: {error.strerror}") from None
 
     async def _watch(self) -> None:
         """Keep ``status.connected`` up to date, and check the incarnation of a publisher that comes back."""
@@ -356,58 +386,46 @@ class ZmqSource:
                 self._hand_over(line, self.publisher.topic.encode(), seq, payload, replayed=True)
         line.replayed = {seq: _digest(payload) for seq, payload in replay.messages}
 
-    async def _fetch(self, start: int) -> _Replay:
+    async def _fetch(self, start: int) -> _Replayed:
         """The messages from ``start`` on."""
-        # Each request has its own socket, so that no late reply to an earlier request is mixed in.
         await asyncio.sleep(max(0.0, self._pause_until - self._monotonic()))
         began = self._monotonic()
         self.status.replays += 1
-        replay = _Replay([], False)
-        dealer = self._context.socket(zmq.DEALER)
-        try:
-            dealer.setsockopt(zmq.MAXMSGSIZE, PAYLOAD_BYTES_MAX)
-            dealer.setsockopt(zmq.RCVHWM, QUEUE_MESSAGES_MAX)
-            dealer.setsockopt(zmq.IPV6, 1)
-            assert self.publisher.replay is not None
-            dealer.connect(self.publisher.replay)
-            await dealer.send_multipart([b"", start.to_bytes(SEQ_BYTES, "big")])
-            async with asyncio.timeout(REPLAY_TOTAL_S):
-                await self._collect(dealer, start, replay)
-        except (TimeoutError, zmq.ZMQError):
-            pass
-        finally:
-            dealer.close(linger=0)
+        assert self.publisher.replay is not None
+        replay = await fetch_replay(self._context, self.publisher.replay, start, idle_s=self._replay_idle_s)
+        messages: list[tuple[int, bytes]] = []
+        last = start - 1
+        for parts in replay.replies[: -1 if replay.complete else None]:
+            seq = int.from_bytes(parts[-2], "big") if len(parts) > 1 and len(parts[-2]) == SEQ_BYTES else -1
+            if seq <= last:
+                self.status.bad_messages += 1  # a replay goes forward
+                continue
+            last = seq
+            messages.append((seq, parts[-1]))  # from the end: older engines send no topic
         ended = self._monotonic()
         self._pause_until = ended + min(PAUSE_FACTOR * (ended - began), PAUSE_MOST_S)
         if not replay.complete:
             self.status.replays_failed += 1
             self._no_replay_before = self._monotonic() + REPLAY_COOLDOWN_S
-        return replay
-
-    async def _collect(self, dealer: Any, start: int, replay: _Replay) -> None:
-        """Receive messages up to the end marker, or up to the limits."""
-        size = 0
-        last = start - 1
-        while len(replay.messages) < REPLAY_MESSAGES_MAX and size < REPLAY_BYTES_MAX:
-            async with asyncio.timeout(self._replay_idle_s):
-                parts = await dealer.recv_multipart()
-            if len(parts) < 2 or len(parts[-2]) != SEQ_BYTES:
-                self.status.bad_messages += 1
-                continue
-            seq, payload = int.from_bytes(parts[-2], "big"), parts[-1]  # from the end: older engines send no topic
-            if seq == END_SEQ and not payload:
-                replay.complete = True
-                return
-            if seq <= last:
-                self.status.bad_messages += 1  # a replay goes forward
-                continue
-            last = seq
-            size += len(payload)
-            replay.messages.append((seq, payload))
+        return _Replayed(messages, replay.complete)
 
 
 def _digest(payload: bytes) -> int:
     return xxhash.xxh3_64_intdigest(payload)
+
+
+AnySource = ZmqSource | PullSource | LmcacheSource
+
+
+def source_of(
+    publisher: Publisher, taker: Callable[[str], EventStream], *,
+    on_frame: Callable[[CaptureFrame], None] | None = None,
+) -> AnySource:
+    """The source that follows an address."""
+    scheme = publisher.endpoint.partition(":")[0]
+    kind = {"http": PullSource, "https": PullSource, "grpc": LmcacheSource}.get(scheme, ZmqSource)
+    source: AnySource = kind(publisher, taker, on_frame=on_frame)
+    return source
 
 
 # --- all the publishers of a daemon ---
@@ -423,6 +441,14 @@ class StreamRow(msgspec.Struct, frozen=True):
     label: str
     counts: StreamCounts
     status: SourceStatus
+    page: ScrapeStatus | None = None
+    """The engine's own metrics page; None if its address is unknown."""
+
+
+def _measures(state: CacheState, source: int) -> dict[str, int]:
+    """The engine's own numbers by label, without unknown numbers."""
+    known = state.measured.get(source)
+    return {} if known is None else {measure.label: value for measure, value in known.values.items()}
 
 
 class Streams:
@@ -433,30 +459,48 @@ class Streams:
         self._context: Any = None
         self._publishers = publishers
         self.sources = [self._source(publisher) for publisher in publishers]
+        self.scrapers = [
+            Scraper(url, partial(self._ranks, url))
+            for url in dict.fromkeys(publisher.metrics for publisher in publishers) if url is not None
+        ]
+        """The readers of the engines' own metrics, one for each page."""
 
-    def _source(self, publisher: Publisher) -> ZmqSource:
+    def _source(self, publisher: Publisher) -> AnySource:
         def taker(topic: str) -> EventStream:
             label = f"{publisher.label} {topic}" if publisher.bind else publisher.label
             source = self._new_source()
             self._dispatcher.submit(NoteReported, Note.ENGINE_SUMMARY, queue_note(source, publisher.queue_batches_max))
             return EventStream(self._dispatcher, source, dp_rank=publisher.dp_rank, label=label)
 
-        return ZmqSource(publisher, taker)
+        return source_of(publisher, taker)
+
+    def _ranks(self, url: str) -> Iterator[ScrapedRank]:
+        """The publishers that the metrics at ``url`` describe. Of engines that connect to us no rank is known."""
+        for publisher, source in zip(self._publishers, self.sources, strict=True):
+            if publisher.metrics == url and len(source.takers) == 1:
+                taker = source.takers[0]
+                yield ScrapedRank(publisher.dp_rank, taker.measure, taker.block_tokens)
 
     def rows(self) -> list[StreamRow]:
         """Every publisher that has sent a message."""
+        pages = {scraper.status.url: scraper.status for scraper in self.scrapers}
         return [
-            StreamRow(taker.source, taker.label, taker.counts, source.status)
-            for source in self.sources for taker in source.takers
+            StreamRow(taker.source, taker.label, taker.counts, source.status, pages.get(publisher.metrics or ""))
+            for publisher, source in zip(self._publishers, self.sources, strict=True) for taker in source.takers
         ]
 
     def documents(self) -> list[dict[str, Any]]:
         """The publishers as rows of the status document."""
+        state = self._dispatcher.leader.state
         return [
             {
                 "source": str(row.source), "name": row.label, "connected": row.status.connected,
                 "batches": row.counts.batches, "gaps": row.counts.gaps, "lost_batches": row.counts.lost_batches,
                 "restarts": row.counts.restarts, "last_batch_ns": row.counts.last_batch_ns,
+                "ended": state.has_ended(row.source),
+                "metrics": None if row.page is None else row.page.url,
+                "metrics_error": None if row.page is None or not row.page.error else row.page.error,
+                "measures": _measures(state, row.source),
             }
             for row in self.rows()
         ]
@@ -480,6 +524,11 @@ class Streams:
                         group.start_soon(source.run)
                     else:
                         group.start_soon(keep, f"publisher {publisher.label}", source.run)
+                for scraper in self.scrapers:
+                    if keep is None:
+                        group.start_soon(scraper.run)
+                    else:
+                        group.start_soon(keep, f"metrics {scraper.status.url}", scraper.run)
         finally:
             self.close()
 

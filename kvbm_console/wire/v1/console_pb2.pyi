@@ -200,6 +200,29 @@ class Note(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     NOTE_PART_ENDED: _ClassVar[Note]
     NOTE_PART_RESTARTED: _ClassVar[Note]
     NOTE_VERDICT: _ClassVar[Note]
+
+class Measure(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    MEASURE_CAPACITY_BLOCKS: _ClassVar[Measure]
+    MEASURE_USED_PPM: _ClassVar[Measure]
+    MEASURE_RUNNING: _ClassVar[Measure]
+    MEASURE_WAITING: _ClassVar[Measure]
+    MEASURE_PREEMPTIONS: _ClassVar[Measure]
+    MEASURE_QUERY_TOKENS: _ClassVar[Measure]
+    MEASURE_HIT_TOKENS: _ClassVar[Measure]
+    MEASURE_BELOW_QUERY_TOKENS: _ClassVar[Measure]
+    MEASURE_BELOW_HIT_TOKENS: _ClassVar[Measure]
+    MEASURE_FIRST_TOKENS: _ClassVar[Measure]
+    MEASURE_FIRST_TOKEN_NS: _ClassVar[Measure]
+    MEASURE_RECENT_NS: _ClassVar[Measure]
+    MEASURE_RECENT_QUERY_TOKENS: _ClassVar[Measure]
+    MEASURE_RECENT_HIT_TOKENS: _ClassVar[Measure]
+    MEASURE_RECENT_BELOW_QUERY_TOKENS: _ClassVar[Measure]
+    MEASURE_RECENT_BELOW_HIT_TOKENS: _ClassVar[Measure]
+    MEASURE_HOST_CAPACITY_BLOCKS: _ClassVar[Measure]
+    MEASURE_HOST_USED_BLOCKS: _ClassVar[Measure]
+    MEASURE_OFFLOADED_BLOCKS: _ClassVar[Measure]
+    MEASURE_ONBOARDED_BLOCKS: _ClassVar[Measure]
 ROLE_UNSPECIFIED: Role
 ROLE_OBSERVE: Role
 ROLE_CONTROL: Role
@@ -330,6 +353,26 @@ NOTE_ENGINE_SUMMARY: Note
 NOTE_PART_ENDED: Note
 NOTE_PART_RESTARTED: Note
 NOTE_VERDICT: Note
+MEASURE_CAPACITY_BLOCKS: Measure
+MEASURE_USED_PPM: Measure
+MEASURE_RUNNING: Measure
+MEASURE_WAITING: Measure
+MEASURE_PREEMPTIONS: Measure
+MEASURE_QUERY_TOKENS: Measure
+MEASURE_HIT_TOKENS: Measure
+MEASURE_BELOW_QUERY_TOKENS: Measure
+MEASURE_BELOW_HIT_TOKENS: Measure
+MEASURE_FIRST_TOKENS: Measure
+MEASURE_FIRST_TOKEN_NS: Measure
+MEASURE_RECENT_NS: Measure
+MEASURE_RECENT_QUERY_TOKENS: Measure
+MEASURE_RECENT_HIT_TOKENS: Measure
+MEASURE_RECENT_BELOW_QUERY_TOKENS: Measure
+MEASURE_RECENT_BELOW_HIT_TOKENS: Measure
+MEASURE_HOST_CAPACITY_BLOCKS: Measure
+MEASURE_HOST_USED_BLOCKS: Measure
+MEASURE_OFFLOADED_BLOCKS: Measure
+MEASURE_ONBOARDED_BLOCKS: Measure
 ROLE_FIELD_NUMBER: _ClassVar[int]
 role: _descriptor.FieldDescriptor
 
@@ -1156,9 +1199,9 @@ class BreakpointSpec(_message.Message):
     def __init__(self, id: _Optional[int] = ..., site: _Optional[_Union[Site, str]] = ..., request: _Optional[str] = ..., from_state: _Optional[_Union[SlotState, str]] = ..., to_state: _Optional[_Union[SlotState, str]] = ..., tier: _Optional[_Union[Tier, str]] = ..., route: _Optional[_Union[Route, str]] = ..., action: _Optional[_Union[BreakpointAction, str]] = ..., enabled: _Optional[bool] = ..., one_shot: _Optional[bool] = ..., ignore_count: _Optional[int] = ..., max_hold_ns: _Optional[int] = ..., name: _Optional[str] = ..., status: _Optional[_Union[CandidateStatus, str]] = ..., condition: _Optional[str] = ..., hit_condition: _Optional[str] = ..., log: _Optional[str] = ..., suspend: _Optional[_Union[Suspend, str]] = ..., depends_on: _Optional[int] = ..., on_timeout: _Optional[_Union[OnTimeout, str]] = ..., expires_ns: _Optional[int] = ..., persist: _Optional[bool] = ...) -> None: ...
 
 class Event(_message.Message):
-    __slots__ = ("seq", "at_ns", "cause", "pool_known", "slot_opened", "slot_moved", "slot_closed", "slot_cloned", "lookup_answered", "blocks_staged", "staging_released", "device_blocks_assigned", "device_blocks_released", "blocks_filled", "blocks_evicted", "blocks_reserved", "blocks_ready", "blocks_dropped", "candidate_planned", "candidate_enqueued", "candidate_evaluated", "candidate_skipped", "candidate_promoted", "operation_started", "operation_reported", "candidate_ended", "batch_ended", "iteration_advanced", "prefix_scored", "hits_lost", "breakpoints_changed", "breakpoint_hit", "slot_held", "hold_parked", "hold_released", "hold_denied", "lease_changed", "reset_begun", "reset_done", "drain_begun", "stimulus_rejected", "completion_refused", "invariant_violated", "blocks_seen", "source_lost", "noted", "blocks_quarantined", "breakpoint_stopped", "slot_captured", "frozen", "thawed", "prefetch_limited", "content_mismatched")
+    __slots__ = ("seq", "at_ns", "cause", "pool_known", "slot_opened", "slot_moved", "slot_closed", "slot_cloned", "lookup_answered", "blocks_staged", "staging_released", "device_blocks_assigned", "device_blocks_released", "blocks_filled", "blocks_evicted", "blocks_reserved", "blocks_ready", "blocks_dropped", "candidate_planned", "candidate_enqueued", "candidate_evaluated", "candidate_skipped", "candidate_promoted", "operation_started", "operation_reported", "candidate_ended", "batch_ended", "iteration_advanced", "prefix_scored", "hits_lost", "breakpoints_changed", "breakpoint_hit", "slot_held", "hold_parked", "hold_released", "hold_denied", "lease_changed", "reset_begun", "reset_done", "drain_begun", "stimulus_rejected", "completion_refused", "invariant_violated", "blocks_seen", "source_lost", "noted", "blocks_quarantined", "breakpoint_stopped", "slot_captured", "frozen", "thawed", "prefetch_limited", "content_mismatched", "engine_measured", "device_blocks_replaced", "connector_measured", "call_blocked")
     class PoolKnown(_message.Message):
-        __slots__ = ("pool", "source", "dp_rank", "group", "tier", "medium", "capacity_blocks", "block_tokens", "authority")
+        __slots__ = ("pool", "source", "dp_rank", "group", "tier", "medium", "capacity_blocks", "block_tokens", "authority", "silent")
         POOL_FIELD_NUMBER: _ClassVar[int]
         SOURCE_FIELD_NUMBER: _ClassVar[int]
         DP_RANK_FIELD_NUMBER: _ClassVar[int]
@@ -1168,6 +1211,7 @@ class Event(_message.Message):
         CAPACITY_BLOCKS_FIELD_NUMBER: _ClassVar[int]
         BLOCK_TOKENS_FIELD_NUMBER: _ClassVar[int]
         AUTHORITY_FIELD_NUMBER: _ClassVar[int]
+        SILENT_FIELD_NUMBER: _ClassVar[int]
         pool: int
         source: int
         dp_rank: int
@@ -1177,7 +1221,8 @@ class Event(_message.Message):
         capacity_blocks: int
         block_tokens: int
         authority: Authority
-        def __init__(self, pool: _Optional[int] = ..., source: _Optional[int] = ..., dp_rank: _Optional[int] = ..., group: _Optional[int] = ..., tier: _Optional[_Union[Tier, str]] = ..., medium: _Optional[str] = ..., capacity_blocks: _Optional[int] = ..., block_tokens: _Optional[int] = ..., authority: _Optional[_Union[Authority, str]] = ...) -> None: ...
+        silent: bool
+        def __init__(self, pool: _Optional[int] = ..., source: _Optional[int] = ..., dp_rank: _Optional[int] = ..., group: _Optional[int] = ..., tier: _Optional[_Union[Tier, str]] = ..., medium: _Optional[str] = ..., capacity_blocks: _Optional[int] = ..., block_tokens: _Optional[int] = ..., authority: _Optional[_Union[Authority, str]] = ..., silent: _Optional[bool] = ...) -> None: ...
     class SlotOpened(_message.Message):
         __slots__ = ("slot", "request", "source", "hashes", "prompt_tokens", "output_limit", "priority", "session")
         SLOT_FIELD_NUMBER: _ClassVar[int]
@@ -1359,20 +1404,24 @@ class Event(_message.Message):
         why: ReleaseReason
         def __init__(self, pool: _Optional[int] = ..., operation: _Optional[int] = ..., ids: _Optional[bytes] = ..., why: _Optional[_Union[ReleaseReason, str]] = ...) -> None: ...
     class CandidatePlanned(_message.Message):
-        __slots__ = ("candidate", "slot", "route", "hashes", "targets", "first_block")
+        __slots__ = ("candidate", "slot", "route", "hashes", "targets", "first_block", "for_slot", "request")
         CANDIDATE_FIELD_NUMBER: _ClassVar[int]
         SLOT_FIELD_NUMBER: _ClassVar[int]
         ROUTE_FIELD_NUMBER: _ClassVar[int]
         HASHES_FIELD_NUMBER: _ClassVar[int]
         TARGETS_FIELD_NUMBER: _ClassVar[int]
         FIRST_BLOCK_FIELD_NUMBER: _ClassVar[int]
+        FOR_SLOT_FIELD_NUMBER: _ClassVar[int]
+        REQUEST_FIELD_NUMBER: _ClassVar[int]
         candidate: int
         slot: int
         route: Route
         hashes: bytes
         targets: bytes
         first_block: int
-        def __init__(self, candidate: _Optional[int] = ..., slot: _Optional[int] = ..., route: _Optional[_Union[Route, str]] = ..., hashes: _Optional[bytes] = ..., targets: _Optional[bytes] = ..., first_block: _Optional[int] = ...) -> None: ...
+        for_slot: int
+        request: str
+        def __init__(self, candidate: _Optional[int] = ..., slot: _Optional[int] = ..., route: _Optional[_Union[Route, str]] = ..., hashes: _Optional[bytes] = ..., targets: _Optional[bytes] = ..., first_block: _Optional[int] = ..., for_slot: _Optional[int] = ..., request: _Optional[str] = ...) -> None: ...
     class CandidateEnqueued(_message.Message):
         __slots__ = ("candidate",)
         CANDIDATE_FIELD_NUMBER: _ClassVar[int]
@@ -1416,10 +1465,14 @@ class Event(_message.Message):
         returned: _containers.RepeatedScalarFieldContainer[int]
         def __init__(self, candidate: _Optional[int] = ..., operation: _Optional[int] = ..., batch: _Optional[int] = ..., source_pool: _Optional[int] = ..., target_pool: _Optional[int] = ..., sources: _Optional[bytes] = ..., targets: _Optional[bytes] = ..., thrash: _Optional[int] = ..., returned: _Optional[_Iterable[int]] = ...) -> None: ...
     class OperationStarted(_message.Message):
-        __slots__ = ("operation",)
+        __slots__ = ("operation", "blocks", "size_bytes")
         OPERATION_FIELD_NUMBER: _ClassVar[int]
+        BLOCKS_FIELD_NUMBER: _ClassVar[int]
+        SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
         operation: int
-        def __init__(self, operation: _Optional[int] = ...) -> None: ...
+        blocks: int
+        size_bytes: int
+        def __init__(self, operation: _Optional[int] = ..., blocks: _Optional[int] = ..., size_bytes: _Optional[int] = ...) -> None: ...
     class OperationReported(_message.Message):
         __slots__ = ("operation", "rank", "ok", "error", "failed")
         OPERATION_FIELD_NUMBER: _ClassVar[int]
@@ -1616,16 +1669,32 @@ class Event(_message.Message):
         story: _containers.RepeatedScalarFieldContainer[str]
         def __init__(self, rule: _Optional[str] = ..., detail: _Optional[str] = ..., story: _Optional[_Iterable[str]] = ...) -> None: ...
     class BlocksSeen(_message.Message):
-        __slots__ = ("pool", "stored", "removed", "cleared")
+        __slots__ = ("pool", "stored", "removed", "cleared", "chains", "parents", "marked", "contents", "contexts", "again_within_ns", "again_within_blocks", "again_blocks")
         POOL_FIELD_NUMBER: _ClassVar[int]
         STORED_FIELD_NUMBER: _ClassVar[int]
         REMOVED_FIELD_NUMBER: _ClassVar[int]
         CLEARED_FIELD_NUMBER: _ClassVar[int]
+        CHAINS_FIELD_NUMBER: _ClassVar[int]
+        PARENTS_FIELD_NUMBER: _ClassVar[int]
+        MARKED_FIELD_NUMBER: _ClassVar[int]
+        CONTENTS_FIELD_NUMBER: _ClassVar[int]
+        CONTEXTS_FIELD_NUMBER: _ClassVar[int]
+        AGAIN_WITHIN_NS_FIELD_NUMBER: _ClassVar[int]
+        AGAIN_WITHIN_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+        AGAIN_BLOCKS_FIELD_NUMBER: _ClassVar[int]
         pool: int
         stored: bytes
         removed: bytes
         cleared: bool
-        def __init__(self, pool: _Optional[int] = ..., stored: _Optional[bytes] = ..., removed: _Optional[bytes] = ..., cleared: _Optional[bool] = ...) -> None: ...
+        chains: bytes
+        parents: bytes
+        marked: bytes
+        contents: bytes
+        contexts: _containers.RepeatedScalarFieldContainer[str]
+        again_within_ns: _containers.RepeatedScalarFieldContainer[int]
+        again_within_blocks: _containers.RepeatedScalarFieldContainer[int]
+        again_blocks: _containers.RepeatedScalarFieldContainer[int]
+        def __init__(self, pool: _Optional[int] = ..., stored: _Optional[bytes] = ..., removed: _Optional[bytes] = ..., cleared: _Optional[bool] = ..., chains: _Optional[bytes] = ..., parents: _Optional[bytes] = ..., marked: _Optional[bytes] = ..., contents: _Optional[bytes] = ..., contexts: _Optional[_Iterable[str]] = ..., again_within_ns: _Optional[_Iterable[int]] = ..., again_within_blocks: _Optional[_Iterable[int]] = ..., again_blocks: _Optional[_Iterable[int]] = ...) -> None: ...
     class SourceLost(_message.Message):
         __slots__ = ("source", "first", "last", "restarted", "gone", "replaceable")
         SOURCE_FIELD_NUMBER: _ClassVar[int]
@@ -1737,6 +1806,58 @@ class Event(_message.Message):
         edge: str
         taken: str
         def __init__(self, slot: _Optional[int] = ..., source: _Optional[int] = ..., request: _Optional[str] = ..., rank: _Optional[int] = ..., group: _Optional[int] = ..., hashes: _Optional[bytes] = ..., kind: _Optional[str] = ..., stage: _Optional[str] = ..., place: _Optional[int] = ..., below: _Optional[int] = ..., copy: _Optional[int] = ..., writer: _Optional[str] = ..., edge: _Optional[str] = ..., taken: _Optional[str] = ...) -> None: ...
+    class EngineMeasured(_message.Message):
+        __slots__ = ("source", "measures", "values")
+        SOURCE_FIELD_NUMBER: _ClassVar[int]
+        MEASURES_FIELD_NUMBER: _ClassVar[int]
+        VALUES_FIELD_NUMBER: _ClassVar[int]
+        source: int
+        measures: _containers.RepeatedScalarFieldContainer[Measure]
+        values: _containers.RepeatedScalarFieldContainer[int]
+        def __init__(self, source: _Optional[int] = ..., measures: _Optional[_Iterable[_Union[Measure, str]]] = ..., values: _Optional[_Iterable[int]] = ...) -> None: ...
+    class DeviceBlocksReplaced(_message.Message):
+        __slots__ = ("slot", "first", "ids")
+        SLOT_FIELD_NUMBER: _ClassVar[int]
+        FIRST_FIELD_NUMBER: _ClassVar[int]
+        IDS_FIELD_NUMBER: _ClassVar[int]
+        slot: int
+        first: int
+        ids: bytes
+        def __init__(self, slot: _Optional[int] = ..., first: _Optional[int] = ..., ids: _Optional[bytes] = ...) -> None: ...
+    class ConnectorMeasured(_message.Message):
+        __slots__ = ("source", "connectors", "methods", "calls", "total_ns", "longest_ns", "stats", "values")
+        SOURCE_FIELD_NUMBER: _ClassVar[int]
+        CONNECTORS_FIELD_NUMBER: _ClassVar[int]
+        METHODS_FIELD_NUMBER: _ClassVar[int]
+        CALLS_FIELD_NUMBER: _ClassVar[int]
+        TOTAL_NS_FIELD_NUMBER: _ClassVar[int]
+        LONGEST_NS_FIELD_NUMBER: _ClassVar[int]
+        STATS_FIELD_NUMBER: _ClassVar[int]
+        VALUES_FIELD_NUMBER: _ClassVar[int]
+        source: int
+        connectors: _containers.RepeatedScalarFieldContainer[str]
+        methods: _containers.RepeatedScalarFieldContainer[str]
+        calls: _containers.RepeatedScalarFieldContainer[int]
+        total_ns: _containers.RepeatedScalarFieldContainer[int]
+        longest_ns: _containers.RepeatedScalarFieldContainer[int]
+        stats: _containers.RepeatedScalarFieldContainer[str]
+        values: _containers.RepeatedScalarFieldContainer[float]
+        def __init__(self, source: _Optional[int] = ..., connectors: _Optional[_Iterable[str]] = ..., methods: _Optional[_Iterable[str]] = ..., calls: _Optional[_Iterable[int]] = ..., total_ns: _Optional[_Iterable[int]] = ..., longest_ns: _Optional[_Iterable[int]] = ..., stats: _Optional[_Iterable[str]] = ..., values: _Optional[_Iterable[float]] = ...) -> None: ...
+    class CallBlocked(_message.Message):
+        __slots__ = ("slot", "source", "request", "connector", "method", "took_ns")
+        SLOT_FIELD_NUMBER: _ClassVar[int]
+        SOURCE_FIELD_NUMBER: _ClassVar[int]
+        REQUEST_FIELD_NUMBER: _ClassVar[int]
+        CONNECTOR_FIELD_NUMBER: _ClassVar[int]
+        METHOD_FIELD_NUMBER: _ClassVar[int]
+        TOOK_NS_FIELD_NUMBER: _ClassVar[int]
+        slot: int
+        source: int
+        request: str
+        connector: str
+        method: str
+        took_ns: int
+        def __init__(self, slot: _Optional[int] = ..., source: _Optional[int] = ..., request: _Optional[str] = ..., connector: _Optional[str] = ..., method: _Optional[str] = ..., took_ns: _Optional[int] = ...) -> None: ...
     SEQ_FIELD_NUMBER: _ClassVar[int]
     AT_NS_FIELD_NUMBER: _ClassVar[int]
     CAUSE_FIELD_NUMBER: _ClassVar[int]
@@ -1790,6 +1911,10 @@ class Event(_message.Message):
     THAWED_FIELD_NUMBER: _ClassVar[int]
     PREFETCH_LIMITED_FIELD_NUMBER: _ClassVar[int]
     CONTENT_MISMATCHED_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_MEASURED_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_BLOCKS_REPLACED_FIELD_NUMBER: _ClassVar[int]
+    CONNECTOR_MEASURED_FIELD_NUMBER: _ClassVar[int]
+    CALL_BLOCKED_FIELD_NUMBER: _ClassVar[int]
     seq: int
     at_ns: int
     cause: int
@@ -1843,12 +1968,16 @@ class Event(_message.Message):
     thawed: Event.Thawed
     prefetch_limited: Event.PrefetchLimited
     content_mismatched: Event.ContentMismatched
-    def __init__(self, seq: _Optional[int] = ..., at_ns: _Optional[int] = ..., cause: _Optional[int] = ..., pool_known: _Optional[_Union[Event.PoolKnown, _Mapping]] = ..., slot_opened: _Optional[_Union[Event.SlotOpened, _Mapping]] = ..., slot_moved: _Optional[_Union[Event.SlotMoved, _Mapping]] = ..., slot_closed: _Optional[_Union[Event.SlotClosed, _Mapping]] = ..., slot_cloned: _Optional[_Union[Event.SlotCloned, _Mapping]] = ..., lookup_answered: _Optional[_Union[Event.LookupAnswered, _Mapping]] = ..., blocks_staged: _Optional[_Union[Event.BlocksStaged, _Mapping]] = ..., staging_released: _Optional[_Union[Event.StagingReleased, _Mapping]] = ..., device_blocks_assigned: _Optional[_Union[Event.DeviceBlocksAssigned, _Mapping]] = ..., device_blocks_released: _Optional[_Union[Event.DeviceBlocksReleased, _Mapping]] = ..., blocks_filled: _Optional[_Union[Event.BlocksFilled, _Mapping]] = ..., blocks_evicted: _Optional[_Union[Event.BlocksEvicted, _Mapping]] = ..., blocks_reserved: _Optional[_Union[Event.BlocksReserved, _Mapping]] = ..., blocks_ready: _Optional[_Union[Event.BlocksReady, _Mapping]] = ..., blocks_dropped: _Optional[_Union[Event.BlocksDropped, _Mapping]] = ..., candidate_planned: _Optional[_Union[Event.CandidatePlanned, _Mapping]] = ..., candidate_enqueued: _Optional[_Union[Event.CandidateEnqueued, _Mapping]] = ..., candidate_evaluated: _Optional[_Union[Event.CandidateEvaluated, _Mapping]] = ..., candidate_skipped: _Optional[_Union[Event.CandidateSkipped, _Mapping]] = ..., candidate_promoted: _Optional[_Union[Event.CandidatePromoted, _Mapping]] = ..., operation_started: _Optional[_Union[Event.OperationStarted, _Mapping]] = ..., operation_reported: _Optional[_Union[Event.OperationReported, _Mapping]] = ..., candidate_ended: _Optional[_Union[Event.CandidateEnded, _Mapping]] = ..., batch_ended: _Optional[_Union[Event.BatchEnded, _Mapping]] = ..., iteration_advanced: _Optional[_Union[Event.IterationAdvanced, _Mapping]] = ..., prefix_scored: _Optional[_Union[Event.PrefixScored, _Mapping]] = ..., hits_lost: _Optional[_Union[Event.HitsLost, _Mapping]] = ..., breakpoints_changed: _Optional[_Union[Event.BreakpointsChanged, _Mapping]] = ..., breakpoint_hit: _Optional[_Union[Event.BreakpointHit, _Mapping]] = ..., slot_held: _Optional[_Union[Event.SlotHeld, _Mapping]] = ..., hold_parked: _Optional[_Union[Event.HoldParked, _Mapping]] = ..., hold_released: _Optional[_Union[Event.HoldReleased, _Mapping]] = ..., hold_denied: _Optional[_Union[Event.HoldDenied, _Mapping]] = ..., lease_changed: _Optional[_Union[Event.LeaseChanged, _Mapping]] = ..., reset_begun: _Optional[_Union[Event.ResetBegun, _Mapping]] = ..., reset_done: _Optional[_Union[Event.ResetDone, _Mapping]] = ..., drain_begun: _Optional[_Union[Event.DrainBegun, _Mapping]] = ..., stimulus_rejected: _Optional[_Union[Event.StimulusRejected, _Mapping]] = ..., completion_refused: _Optional[_Union[Event.CompletionRefused, _Mapping]] = ..., invariant_violated: _Optional[_Union[Event.InvariantViolated, _Mapping]] = ..., blocks_seen: _Optional[_Union[Event.BlocksSeen, _Mapping]] = ..., source_lost: _Optional[_Union[Event.SourceLost, _Mapping]] = ..., noted: _Optional[_Union[Event.Noted, _Mapping]] = ..., blocks_quarantined: _Optional[_Union[Event.BlocksQuarantined, _Mapping]] = ..., breakpoint_stopped: _Optional[_Union[Event.BreakpointStopped, _Mapping]] = ..., slot_captured: _Optional[_Union[Event.SlotCaptured, _Mapping]] = ..., frozen: _Optional[_Union[Event.Frozen, _Mapping]] = ..., thawed: _Optional[_Union[Event.Thawed, _Mapping]] = ..., prefetch_limited: _Optional[_Union[Event.PrefetchLimited, _Mapping]] = ..., content_mismatched: _Optional[_Union[Event.ContentMismatched, _Mapping]] = ...) -> None: ...
+    engine_measured: Event.EngineMeasured
+    device_blocks_replaced: Event.DeviceBlocksReplaced
+    connector_measured: Event.ConnectorMeasured
+    call_blocked: Event.CallBlocked
+    def __init__(self, seq: _Optional[int] = ..., at_ns: _Optional[int] = ..., cause: _Optional[int] = ..., pool_known: _Optional[_Union[Event.PoolKnown, _Mapping]] = ..., slot_opened: _Optional[_Union[Event.SlotOpened, _Mapping]] = ..., slot_moved: _Optional[_Union[Event.SlotMoved, _Mapping]] = ..., slot_closed: _Optional[_Union[Event.SlotClosed, _Mapping]] = ..., slot_cloned: _Optional[_Union[Event.SlotCloned, _Mapping]] = ..., lookup_answered: _Optional[_Union[Event.LookupAnswered, _Mapping]] = ..., blocks_staged: _Optional[_Union[Event.BlocksStaged, _Mapping]] = ..., staging_released: _Optional[_Union[Event.StagingReleased, _Mapping]] = ..., device_blocks_assigned: _Optional[_Union[Event.DeviceBlocksAssigned, _Mapping]] = ..., device_blocks_released: _Optional[_Union[Event.DeviceBlocksReleased, _Mapping]] = ..., blocks_filled: _Optional[_Union[Event.BlocksFilled, _Mapping]] = ..., blocks_evicted: _Optional[_Union[Event.BlocksEvicted, _Mapping]] = ..., blocks_reserved: _Optional[_Union[Event.BlocksReserved, _Mapping]] = ..., blocks_ready: _Optional[_Union[Event.BlocksReady, _Mapping]] = ..., blocks_dropped: _Optional[_Union[Event.BlocksDropped, _Mapping]] = ..., candidate_planned: _Optional[_Union[Event.CandidatePlanned, _Mapping]] = ..., candidate_enqueued: _Optional[_Union[Event.CandidateEnqueued, _Mapping]] = ..., candidate_evaluated: _Optional[_Union[Event.CandidateEvaluated, _Mapping]] = ..., candidate_skipped: _Optional[_Union[Event.CandidateSkipped, _Mapping]] = ..., candidate_promoted: _Optional[_Union[Event.CandidatePromoted, _Mapping]] = ..., operation_started: _Optional[_Union[Event.OperationStarted, _Mapping]] = ..., operation_reported: _Optional[_Union[Event.OperationReported, _Mapping]] = ..., candidate_ended: _Optional[_Union[Event.CandidateEnded, _Mapping]] = ..., batch_ended: _Optional[_Union[Event.BatchEnded, _Mapping]] = ..., iteration_advanced: _Optional[_Union[Event.IterationAdvanced, _Mapping]] = ..., prefix_scored: _Optional[_Union[Event.PrefixScored, _Mapping]] = ..., hits_lost: _Optional[_Union[Event.HitsLost, _Mapping]] = ..., breakpoints_changed: _Optional[_Union[Event.BreakpointsChanged, _Mapping]] = ..., breakpoint_hit: _Optional[_Union[Event.BreakpointHit, _Mapping]] = ..., slot_held: _Optional[_Union[Event.SlotHeld, _Mapping]] = ..., hold_parked: _Optional[_Union[Event.HoldParked, _Mapping]] = ..., hold_released: _Optional[_Union[Event.HoldReleased, _Mapping]] = ..., hold_denied: _Optional[_Union[Event.HoldDenied, _Mapping]] = ..., lease_changed: _Optional[_Union[Event.LeaseChanged, _Mapping]] = ..., reset_begun: _Optional[_Union[Event.ResetBegun, _Mapping]] = ..., reset_done: _Optional[_Union[Event.ResetDone, _Mapping]] = ..., drain_begun: _Optional[_Union[Event.DrainBegun, _Mapping]] = ..., stimulus_rejected: _Optional[_Union[Event.StimulusRejected, _Mapping]] = ..., completion_refused: _Optional[_Union[Event.CompletionRefused, _Mapping]] = ..., invariant_violated: _Optional[_Union[Event.InvariantViolated, _Mapping]] = ..., blocks_seen: _Optional[_Union[Event.BlocksSeen, _Mapping]] = ..., source_lost: _Optional[_Union[Event.SourceLost, _Mapping]] = ..., noted: _Optional[_Union[Event.Noted, _Mapping]] = ..., blocks_quarantined: _Optional[_Union[Event.BlocksQuarantined, _Mapping]] = ..., breakpoint_stopped: _Optional[_Union[Event.BreakpointStopped, _Mapping]] = ..., slot_captured: _Optional[_Union[Event.SlotCaptured, _Mapping]] = ..., frozen: _Optional[_Union[Event.Frozen, _Mapping]] = ..., thawed: _Optional[_Union[Event.Thawed, _Mapping]] = ..., prefetch_limited: _Optional[_Union[Event.PrefetchLimited, _Mapping]] = ..., content_mismatched: _Optional[_Union[Event.ContentMismatched, _Mapping]] = ..., engine_measured: _Optional[_Union[Event.EngineMeasured, _Mapping]] = ..., device_blocks_replaced: _Optional[_Union[Event.DeviceBlocksReplaced, _Mapping]] = ..., connector_measured: _Optional[_Union[Event.ConnectorMeasured, _Mapping]] = ..., call_blocked: _Optional[_Union[Event.CallBlocked, _Mapping]] = ...) -> None: ...
 
 class Stimulus(_message.Message):
-    __slots__ = ("n", "at_ns", "source", "origin_ns", "pool_declared", "request_arrived", "match_requested", "blocks_allocated", "iteration_scheduled", "iteration_finished", "request_preempted", "request_cloned", "request_finished", "transfer_started", "transfer_finished", "transfer_failed", "blocks_reported", "source_gapped", "source_restarted", "breakpoints_replaced", "hold_continued", "slot_stepped", "pipeline_stepped", "run_for_requested", "candidate_skip_requested", "frozen", "thawed", "disarmed", "lease_granted", "lease_lost", "deadline_passed", "breakpoint_overran", "reset_requested", "drain_requested", "noted", "call_announced", "lookup_observed", "copies_observed", "mismatch_reported")
+    __slots__ = ("n", "at_ns", "source", "origin_ns", "pool_declared", "request_arrived", "match_requested", "blocks_allocated", "iteration_scheduled", "iteration_finished", "request_preempted", "request_cloned", "request_finished", "transfer_started", "transfer_finished", "transfer_failed", "blocks_reported", "source_gapped", "source_restarted", "breakpoints_replaced", "hold_continued", "slot_stepped", "pipeline_stepped", "run_for_requested", "candidate_skip_requested", "frozen", "thawed", "disarmed", "lease_granted", "lease_lost", "deadline_passed", "breakpoint_overran", "reset_requested", "drain_requested", "noted", "call_announced", "lookup_observed", "copies_observed", "mismatch_reported", "measures_reported", "copy_begun", "copy_ended", "connector_reported", "call_reported")
     class PoolDeclared(_message.Message):
-        __slots__ = ("dp_rank", "group", "tier", "medium", "capacity_blocks", "block_tokens", "authority")
+        __slots__ = ("dp_rank", "group", "tier", "medium", "capacity_blocks", "block_tokens", "authority", "silent")
         DP_RANK_FIELD_NUMBER: _ClassVar[int]
         GROUP_FIELD_NUMBER: _ClassVar[int]
         TIER_FIELD_NUMBER: _ClassVar[int]
@@ -1856,6 +1985,7 @@ class Stimulus(_message.Message):
         CAPACITY_BLOCKS_FIELD_NUMBER: _ClassVar[int]
         BLOCK_TOKENS_FIELD_NUMBER: _ClassVar[int]
         AUTHORITY_FIELD_NUMBER: _ClassVar[int]
+        SILENT_FIELD_NUMBER: _ClassVar[int]
         dp_rank: int
         group: int
         tier: Tier
@@ -1863,7 +1993,8 @@ class Stimulus(_message.Message):
         capacity_blocks: int
         block_tokens: int
         authority: Authority
-        def __init__(self, dp_rank: _Optional[int] = ..., group: _Optional[int] = ..., tier: _Optional[_Union[Tier, str]] = ..., medium: _Optional[str] = ..., capacity_blocks: _Optional[int] = ..., block_tokens: _Optional[int] = ..., authority: _Optional[_Union[Authority, str]] = ...) -> None: ...
+        silent: bool
+        def __init__(self, dp_rank: _Optional[int] = ..., group: _Optional[int] = ..., tier: _Optional[_Union[Tier, str]] = ..., medium: _Optional[str] = ..., capacity_blocks: _Optional[int] = ..., block_tokens: _Optional[int] = ..., authority: _Optional[_Union[Authority, str]] = ..., silent: _Optional[bool] = ...) -> None: ...
     class RequestArrived(_message.Message):
         __slots__ = ("request", "hashes", "prompt_tokens", "output_limit", "priority", "session")
         REQUEST_FIELD_NUMBER: _ClassVar[int]
@@ -1887,14 +2018,18 @@ class Stimulus(_message.Message):
         computed_tokens: int
         def __init__(self, request: _Optional[str] = ..., computed_tokens: _Optional[int] = ...) -> None: ...
     class BlocksAllocated(_message.Message):
-        __slots__ = ("request", "block_ids", "external_tokens")
+        __slots__ = ("request", "block_ids", "external_tokens", "awaits_start", "found")
         REQUEST_FIELD_NUMBER: _ClassVar[int]
         BLOCK_IDS_FIELD_NUMBER: _ClassVar[int]
         EXTERNAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+        AWAITS_START_FIELD_NUMBER: _ClassVar[int]
+        FOUND_FIELD_NUMBER: _ClassVar[int]
         request: str
         block_ids: bytes
         external_tokens: int
-        def __init__(self, request: _Optional[str] = ..., block_ids: _Optional[bytes] = ..., external_tokens: _Optional[int] = ...) -> None: ...
+        awaits_start: bool
+        found: _containers.RepeatedScalarFieldContainer[int]
+        def __init__(self, request: _Optional[str] = ..., block_ids: _Optional[bytes] = ..., external_tokens: _Optional[int] = ..., awaits_start: _Optional[bool] = ..., found: _Optional[_Iterable[int]] = ...) -> None: ...
     class IterationScheduled(_message.Message):
         __slots__ = ("iteration", "count", "new", "resumed", "preempted", "skipped", "unskipped", "first_tokens", "progressed", "positions", "appended", "appended_counts", "appended_ids", "running", "waiting")
         ITERATION_FIELD_NUMBER: _ClassVar[int]
@@ -1996,20 +2131,36 @@ class Stimulus(_message.Message):
         failed: bytes
         def __init__(self, operation: _Optional[int] = ..., epoch: _Optional[int] = ..., rank: _Optional[int] = ..., error: _Optional[str] = ..., failed: _Optional[bytes] = ...) -> None: ...
     class BlocksReported(_message.Message):
-        __slots__ = ("pool", "stored", "removed", "cleared", "places", "request")
+        __slots__ = ("pool", "stored", "removed", "cleared", "places", "request", "chains", "parents", "marked", "contents", "contexts", "again_within_ns", "again_within_blocks", "again_blocks")
         POOL_FIELD_NUMBER: _ClassVar[int]
         STORED_FIELD_NUMBER: _ClassVar[int]
         REMOVED_FIELD_NUMBER: _ClassVar[int]
         CLEARED_FIELD_NUMBER: _ClassVar[int]
         PLACES_FIELD_NUMBER: _ClassVar[int]
         REQUEST_FIELD_NUMBER: _ClassVar[int]
+        CHAINS_FIELD_NUMBER: _ClassVar[int]
+        PARENTS_FIELD_NUMBER: _ClassVar[int]
+        MARKED_FIELD_NUMBER: _ClassVar[int]
+        CONTENTS_FIELD_NUMBER: _ClassVar[int]
+        CONTEXTS_FIELD_NUMBER: _ClassVar[int]
+        AGAIN_WITHIN_NS_FIELD_NUMBER: _ClassVar[int]
+        AGAIN_WITHIN_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+        AGAIN_BLOCKS_FIELD_NUMBER: _ClassVar[int]
         pool: int
         stored: bytes
         removed: bytes
         cleared: bool
         places: bytes
         request: str
-        def __init__(self, pool: _Optional[int] = ..., stored: _Optional[bytes] = ..., removed: _Optional[bytes] = ..., cleared: _Optional[bool] = ..., places: _Optional[bytes] = ..., request: _Optional[str] = ...) -> None: ...
+        chains: bytes
+        parents: bytes
+        marked: bytes
+        contents: bytes
+        contexts: _containers.RepeatedScalarFieldContainer[str]
+        again_within_ns: _containers.RepeatedScalarFieldContainer[int]
+        again_within_blocks: _containers.RepeatedScalarFieldContainer[int]
+        again_blocks: _containers.RepeatedScalarFieldContainer[int]
+        def __init__(self, pool: _Optional[int] = ..., stored: _Optional[bytes] = ..., removed: _Optional[bytes] = ..., cleared: _Optional[bool] = ..., places: _Optional[bytes] = ..., request: _Optional[str] = ..., chains: _Optional[bytes] = ..., parents: _Optional[bytes] = ..., marked: _Optional[bytes] = ..., contents: _Optional[bytes] = ..., contexts: _Optional[_Iterable[str]] = ..., again_within_ns: _Optional[_Iterable[int]] = ..., again_within_blocks: _Optional[_Iterable[int]] = ..., again_blocks: _Optional[_Iterable[int]] = ...) -> None: ...
     class SourceGapped(_message.Message):
         __slots__ = ("first", "last")
         FIRST_FIELD_NUMBER: _ClassVar[int]
@@ -2192,6 +2343,65 @@ class Stimulus(_message.Message):
         edge: str
         taken: str
         def __init__(self, request: _Optional[str] = ..., rank: _Optional[int] = ..., group: _Optional[int] = ..., hashes: _Optional[bytes] = ..., kind: _Optional[str] = ..., stage: _Optional[str] = ..., place: _Optional[int] = ..., below: _Optional[int] = ..., copy: _Optional[int] = ..., writer: _Optional[str] = ..., edge: _Optional[str] = ..., taken: _Optional[str] = ...) -> None: ...
+    class MeasuresReported(_message.Message):
+        __slots__ = ("measures", "values")
+        MEASURES_FIELD_NUMBER: _ClassVar[int]
+        VALUES_FIELD_NUMBER: _ClassVar[int]
+        measures: _containers.RepeatedScalarFieldContainer[Measure]
+        values: _containers.RepeatedScalarFieldContainer[int]
+        def __init__(self, measures: _Optional[_Iterable[_Union[Measure, str]]] = ..., values: _Optional[_Iterable[int]] = ...) -> None: ...
+    class CopyBegun(_message.Message):
+        __slots__ = ("copy", "request", "source_pool", "target_pool", "hashes", "blocks", "size_bytes")
+        COPY_FIELD_NUMBER: _ClassVar[int]
+        REQUEST_FIELD_NUMBER: _ClassVar[int]
+        SOURCE_POOL_FIELD_NUMBER: _ClassVar[int]
+        TARGET_POOL_FIELD_NUMBER: _ClassVar[int]
+        HASHES_FIELD_NUMBER: _ClassVar[int]
+        BLOCKS_FIELD_NUMBER: _ClassVar[int]
+        SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+        copy: int
+        request: str
+        source_pool: int
+        target_pool: int
+        hashes: bytes
+        blocks: int
+        size_bytes: int
+        def __init__(self, copy: _Optional[int] = ..., request: _Optional[str] = ..., source_pool: _Optional[int] = ..., target_pool: _Optional[int] = ..., hashes: _Optional[bytes] = ..., blocks: _Optional[int] = ..., size_bytes: _Optional[int] = ...) -> None: ...
+    class CopyEnded(_message.Message):
+        __slots__ = ("copy", "status")
+        COPY_FIELD_NUMBER: _ClassVar[int]
+        STATUS_FIELD_NUMBER: _ClassVar[int]
+        copy: int
+        status: CandidateStatus
+        def __init__(self, copy: _Optional[int] = ..., status: _Optional[_Union[CandidateStatus, str]] = ...) -> None: ...
+    class ConnectorReported(_message.Message):
+        __slots__ = ("connectors", "methods", "calls", "total_ns", "longest_ns", "stats", "values")
+        CONNECTORS_FIELD_NUMBER: _ClassVar[int]
+        METHODS_FIELD_NUMBER: _ClassVar[int]
+        CALLS_FIELD_NUMBER: _ClassVar[int]
+        TOTAL_NS_FIELD_NUMBER: _ClassVar[int]
+        LONGEST_NS_FIELD_NUMBER: _ClassVar[int]
+        STATS_FIELD_NUMBER: _ClassVar[int]
+        VALUES_FIELD_NUMBER: _ClassVar[int]
+        connectors: _containers.RepeatedScalarFieldContainer[str]
+        methods: _containers.RepeatedScalarFieldContainer[str]
+        calls: _containers.RepeatedScalarFieldContainer[int]
+        total_ns: _containers.RepeatedScalarFieldContainer[int]
+        longest_ns: _containers.RepeatedScalarFieldContainer[int]
+        stats: _containers.RepeatedScalarFieldContainer[str]
+        values: _containers.RepeatedScalarFieldContainer[float]
+        def __init__(self, connectors: _Optional[_Iterable[str]] = ..., methods: _Optional[_Iterable[str]] = ..., calls: _Optional[_Iterable[int]] = ..., total_ns: _Optional[_Iterable[int]] = ..., longest_ns: _Optional[_Iterable[int]] = ..., stats: _Optional[_Iterable[str]] = ..., values: _Optional[_Iterable[float]] = ...) -> None: ...
+    class CallReported(_message.Message):
+        __slots__ = ("request", "connector", "method", "took_ns")
+        REQUEST_FIELD_NUMBER: _ClassVar[int]
+        CONNECTOR_FIELD_NUMBER: _ClassVar[int]
+        METHOD_FIELD_NUMBER: _ClassVar[int]
+        TOOK_NS_FIELD_NUMBER: _ClassVar[int]
+        request: str
+        connector: str
+        method: str
+        took_ns: int
+        def __init__(self, request: _Optional[str] = ..., connector: _Optional[str] = ..., method: _Optional[str] = ..., took_ns: _Optional[int] = ...) -> None: ...
     N_FIELD_NUMBER: _ClassVar[int]
     AT_NS_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
@@ -2231,6 +2441,11 @@ class Stimulus(_message.Message):
     LOOKUP_OBSERVED_FIELD_NUMBER: _ClassVar[int]
     COPIES_OBSERVED_FIELD_NUMBER: _ClassVar[int]
     MISMATCH_REPORTED_FIELD_NUMBER: _ClassVar[int]
+    MEASURES_REPORTED_FIELD_NUMBER: _ClassVar[int]
+    COPY_BEGUN_FIELD_NUMBER: _ClassVar[int]
+    COPY_ENDED_FIELD_NUMBER: _ClassVar[int]
+    CONNECTOR_REPORTED_FIELD_NUMBER: _ClassVar[int]
+    CALL_REPORTED_FIELD_NUMBER: _ClassVar[int]
     n: int
     at_ns: int
     source: int
@@ -2270,4 +2485,9 @@ class Stimulus(_message.Message):
     lookup_observed: Stimulus.LookupObserved
     copies_observed: Stimulus.CopiesObserved
     mismatch_reported: Stimulus.MismatchReported
-    def __init__(self, n: _Optional[int] = ..., at_ns: _Optional[int] = ..., source: _Optional[int] = ..., origin_ns: _Optional[int] = ..., pool_declared: _Optional[_Union[Stimulus.PoolDeclared, _Mapping]] = ..., request_arrived: _Optional[_Union[Stimulus.RequestArrived, _Mapping]] = ..., match_requested: _Optional[_Union[Stimulus.MatchRequested, _Mapping]] = ..., blocks_allocated: _Optional[_Union[Stimulus.BlocksAllocated, _Mapping]] = ..., iteration_scheduled: _Optional[_Union[Stimulus.IterationScheduled, _Mapping]] = ..., iteration_finished: _Optional[_Union[Stimulus.IterationFinished, _Mapping]] = ..., request_preempted: _Optional[_Union[Stimulus.RequestPreempted, _Mapping]] = ..., request_cloned: _Optional[_Union[Stimulus.RequestCloned, _Mapping]] = ..., request_finished: _Optional[_Union[Stimulus.RequestFinished, _Mapping]] = ..., transfer_started: _Optional[_Union[Stimulus.TransferStarted, _Mapping]] = ..., transfer_finished: _Optional[_Union[Stimulus.TransferFinished, _Mapping]] = ..., transfer_failed: _Optional[_Union[Stimulus.TransferFailed, _Mapping]] = ..., blocks_reported: _Optional[_Union[Stimulus.BlocksReported, _Mapping]] = ..., source_gapped: _Optional[_Union[Stimulus.SourceGapped, _Mapping]] = ..., source_restarted: _Optional[_Union[Stimulus.SourceRestarted, _Mapping]] = ..., breakpoints_replaced: _Optional[_Union[Stimulus.BreakpointsReplaced, _Mapping]] = ..., hold_continued: _Optional[_Union[Stimulus.HoldContinued, _Mapping]] = ..., slot_stepped: _Optional[_Union[Stimulus.SlotStepped, _Mapping]] = ..., pipeline_stepped: _Optional[_Union[Stimulus.PipelineStepped, _Mapping]] = ..., run_for_requested: _Optional[_Union[Stimulus.RunForRequested, _Mapping]] = ..., candidate_skip_requested: _Optional[_Union[Stimulus.CandidateSkipRequested, _Mapping]] = ..., frozen: _Optional[_Union[Stimulus.Frozen, _Mapping]] = ..., thawed: _Optional[_Union[Stimulus.Thawed, _Mapping]] = ..., disarmed: _Optional[_Union[Stimulus.Disarmed, _Mapping]] = ..., lease_granted: _Optional[_Union[Stimulus.LeaseGranted, _Mapping]] = ..., lease_lost: _Optional[_Union[Stimulus.LeaseLost, _Mapping]] = ..., deadline_passed: _Optional[_Union[Stimulus.DeadlinePassed, _Mapping]] = ..., breakpoint_overran: _Optional[_Union[Stimulus.BreakpointOverran, _Mapping]] = ..., reset_requested: _Optional[_Union[Stimulus.ResetRequested, _Mapping]] = ..., drain_requested: _Optional[_Union[Stimulus.DrainRequested, _Mapping]] = ..., noted: _Optional[_Union[Stimulus.Noted, _Mapping]] = ..., call_announced: _Optional[_Union[Stimulus.CallAnnounced, _Mapping]] = ..., lookup_observed: _Optional[_Union[Stimulus.LookupObserved, _Mapping]] = ..., copies_observed: _Optional[_Union[Stimulus.CopiesObserved, _Mapping]] = ..., mismatch_reported: _Optional[_Union[Stimulus.MismatchReported, _Mapping]] = ...) -> None: ...
+    measures_reported: Stimulus.MeasuresReported
+    copy_begun: Stimulus.CopyBegun
+    copy_ended: Stimulus.CopyEnded
+    connector_reported: Stimulus.ConnectorReported
+    call_reported: Stimulus.CallReported
+    def __init__(self, n: _Optional[int] = ..., at_ns: _Optional[int] = ..., source: _Optional[int] = ..., origin_ns: _Optional[int] = ..., pool_declared: _Optional[_Union[Stimulus.PoolDeclared, _Mapping]] = ..., request_arrived: _Optional[_Union[Stimulus.RequestArrived, _Mapping]] = ..., match_requested: _Optional[_Union[Stimulus.MatchRequested, _Mapping]] = ..., blocks_allocated: _Optional[_Union[Stimulus.BlocksAllocated, _Mapping]] = ..., iteration_scheduled: _Optional[_Union[Stimulus.IterationScheduled, _Mapping]] = ..., iteration_finished: _Optional[_Union[Stimulus.IterationFinished, _Mapping]] = ..., request_preempted: _Optional[_Union[Stimulus.RequestPreempted, _Mapping]] = ..., request_cloned: _Optional[_Union[Stimulus.RequestCloned, _Mapping]] = ..., request_finished: _Optional[_Union[Stimulus.RequestFinished, _Mapping]] = ..., transfer_started: _Optional[_Union[Stimulus.TransferStarted, _Mapping]] = ..., transfer_finished: _Optional[_Union[Stimulus.TransferFinished, _Mapping]] = ..., transfer_failed: _Optional[_Union[Stimulus.TransferFailed, _Mapping]] = ..., blocks_reported: _Optional[_Union[Stimulus.BlocksReported, _Mapping]] = ..., source_gapped: _Optional[_Union[Stimulus.SourceGapped, _Mapping]] = ..., source_restarted: _Optional[_Union[Stimulus.SourceRestarted, _Mapping]] = ..., breakpoints_replaced: _Optional[_Union[Stimulus.BreakpointsReplaced, _Mapping]] = ..., hold_continued: _Optional[_Union[Stimulus.HoldContinued, _Mapping]] = ..., slot_stepped: _Optional[_Union[Stimulus.SlotStepped, _Mapping]] = ..., pipeline_stepped: _Optional[_Union[Stimulus.PipelineStepped, _Mapping]] = ..., run_for_requested: _Optional[_Union[Stimulus.RunForRequested, _Mapping]] = ..., candidate_skip_requested: _Optional[_Union[Stimulus.CandidateSkipRequested, _Mapping]] = ..., frozen: _Optional[_Union[Stimulus.Frozen, _Mapping]] = ..., thawed: _Optional[_Union[Stimulus.Thawed, _Mapping]] = ..., disarmed: _Optional[_Union[Stimulus.Disarmed, _Mapping]] = ..., lease_granted: _Optional[_Union[Stimulus.LeaseGranted, _Mapping]] = ..., lease_lost: _Optional[_Union[Stimulus.LeaseLost, _Mapping]] = ..., deadline_passed: _Optional[_Union[Stimulus.DeadlinePassed, _Mapping]] = ..., breakpoint_overran: _Optional[_Union[Stimulus.BreakpointOverran, _Mapping]] = ..., reset_requested: _Optional[_Union[Stimulus.ResetRequested, _Mapping]] = ..., drain_requested: _Optional[_Union[Stimulus.DrainRequested, _Mapping]] = ..., noted: _Optional[_Union[Stimulus.Noted, _Mapping]] = ..., call_announced: _Optional[_Union[Stimulus.CallAnnounced, _Mapping]] = ..., lookup_observed: _Optional[_Union[Stimulus.LookupObserved, _Mapping]] = ..., copies_observed: _Optional[_Union[Stimulus.CopiesObserved, _Mapping]] = ..., mismatch_reported: _Optional[_Union[Stimulus.MismatchReported, _Mapping]] = ..., measures_reported: _Optional[_Union[Stimulus.MeasuresReported, _Mapping]] = ..., copy_begun: _Optional[_Union[Stimulus.CopyBegun, _Mapping]] = ..., copy_ended: _Optional[_Union[Stimulus.CopyEnded, _Mapping]] = ..., connector_reported: _Optional[_Union[Stimulus.ConnectorReported, _Mapping]] = ..., call_reported: _Optional[_Union[Stimulus.CallReported, _Mapping]] = ...) -> None: ...

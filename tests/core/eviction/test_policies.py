@@ -10,9 +10,18 @@ from hypothesis import strategies as some
 
 from kvbm_console.core.errors import UsageError
 from kvbm_console.core.eviction import auto, make_policy
-from kvbm_console.core.eviction.policy import POLICIES, PRESETS, EvictionPolicy, PolicyConfig, ghosts_max
+from kvbm_console.core.eviction.policy import (
+    GHOSTS_MAX,
+    GHOSTS_MIN,
+    POLICIES,
+    PRESETS,
+    EvictionPolicy,
+    PolicyConfig,
+    ghosts_max,
+)
 from kvbm_console.core.eviction.ranked import FrequencyBased, Lrfu, unpacked
 from kvbm_console.core.eviction.simple_lru import SimpleLru
+from kvbm_console.core.tiers import CAPACITY_MAX
 from kvbm_console.planning.cache_only import Belady, replay
 from tests.core.eviction.literal import Literal
 from tests.core.eviction.trees import SECOND_NS, make, paths, traces
@@ -207,8 +216,8 @@ def test_the_ends_of_the_weight_are_recency_and_frequency() -> None:
 
 def test_ghosts_are_bounded_and_the_oldest_go_first(monkeypatch: pytest.MonkeyPatch) -> None:
     policy = FrequencyBased(1)
-    assert policy.ghosts_max == ghosts_max(1) == 200_000
-    assert ghosts_max(100_000) == 800_000
+    assert policy.ghosts_max == ghosts_max(1) == GHOSTS_MIN
+    assert ghosts_max(CAPACITY_MAX) == GHOSTS_MAX
     policy.ghosts_max = 100
     for key in range(1_000):
         policy.touch([key], key)

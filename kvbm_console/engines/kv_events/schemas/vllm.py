@@ -1,19 +1,32 @@
-"""The KV-event batches of vLLM, SGLang, Dynamo's publishers and the mocker, in msgpack.
+"""The KV-event batches of vLLM, SGLang, Dynamo's publishers, the mocker and Mooncake's pool, in msgpack.
 
 A payload is ``[ts, events, dp_rank?]`` or, as some commits sent it, a map of the same. An event is a map with ``type``
 or an array that begins with its type. Fields were added at the end over the years, so a missing field has a default,
 and a field without use here is skipped unread. A block's hash is an unsigned or signed 64-bit integer, or raw bytes.
 The last eight bytes count, as in the engine's own integer form.
 
-Law of this file: see ``batch``. ``KINDS`` has the fields of each kind once, for both forms.
+Tokens stay undecoded. Equal tokens are equal bytes in msgpack, so the bytes of a block's tokens are its content:
+
+    token_ids  93 07 cd 01 2c 08    block_size 2    content of the first block: digest of 07 cd 01 2c
+
+Only a block that begins a prompt or has keys of its own needs that digest. These blocks have a ``StoredMark``.
+
+Mooncake's master sends maps with ``event_type`` (RFC 1527). An event names an object of the pool, and often neither
+tokens nor a block size. vLLM's keys end with the block's hash, so the pool's blocks have the engine's hashes.
+
+Law of this file: see ``batch``. ``KINDS`` has the fields of each kind once, for both forms. A field beside the hashes
+that has another shape is left out, and its event stays.
 """
 
 from collections.abc import Callable
+from contextlib import suppress
 from functools import reduce
 from operator import or_
+from string import hexdigits
 from typing import Any, Final
 
 import msgspec
+import xxhash
 
 from kvbm_console.engines.kv_events.batch import (
     BLOCK_TOKENS_MAX,
@@ -23,13 +36,17 @@ from kvbm_console.engines.kv_events.batch import (
     GROUP_MAX,
     MEDIUM_BYTES_MAX,
     RANK_MAX,
+    REMOTE,
+    TIER_OF_MEDIUM,
     BadPayload,
     Batch,
     CacheEvent,
     Cleared,
     Removed,
     Stored,
+    StoredMark,
     check_count,
+    known_medium,
     normal_hash,
 )
 
@@ -39,18 +56,122 @@ _Hashes = list[int | bytes]
 _NONE: Final = msgspec.Raw(b"\xc0")
 
 
+NAME_CHARS: Final = 64
+"""Characters of the name of a LoRA or a session; ids of sessions have 36."""
+IMAGE_CHARS: Final = 16
+"""Characters of an image's digest, which is 64 long: so few tell 10**9 images apart."""
+OWNER_CHARS: Final = 24
+CONTEXT_CHARS: Final = 256
+"""Characters of the context of a block: a LoRA, a salt, a session and the images that begin in a block."""
+
+
 def _skipped(name: str) -> tuple[str, Any, Any]:
-    """A field that is skipped without making objects from its value."""
+    """A field that is not decoded before its value is needed."""
     return name, msgspec.Raw, _NONE
 
 
 def _stored(event: Any) -> Stored:
     if not 0 <= event.block_size <= BLOCK_TOKENS_MAX:
         raise ValueError(f"block_size {event.block_size}")
-    parent = event.parent_block_hash
+    parent, hashes = event.parent_block_hash, _hashes(event)
     return Stored(
-        _hashes(event), None if parent is None else normal_hash(parent), event.block_size, _medium(event), _group(event)
+        hashes, None if parent is None else normal_hash(parent), event.block_size, _medium(event), _group(event),
+        _marks(event, len(hashes)),
     )
+
+
+def _marks(event: Any, blocks: int) -> tuple[StoredMark, ...]:
+    """The marks of a chain: of its first block, and of each block with keys of its own."""
+    names = event.lora_name, event.cache_salt, event.session_id
+    begins = event.parent_block_hash is None and blocks > 0
+    if (
+        len(names[0]) == 1 and names[1] is names[2] and len(event.extra_keys) <= 5 + blocks and event.lora_id == _NONE
+    ):
+        content = _contents(event, [0]).get(0) if begins else None
+        return () if content is None else (StoredMark(0, content, ""),)
+    lora, salt, session = map(_text, names)
+    lora = lora or _text(event.lora_id)
+    context = [f"lora={_name(lora)}"] if lora else []
+    if salt:
+        context.append(f"salt=#{_short(salt.encode())}")
+    keys = _keys(event, blocks, lora)
+    contents = _contents(event, sorted({*([0] if begins else []), *keys}))
+    context += keys.pop(0, [])
+    if session:
+        context.append(f"session={_name(session)}")
+    marks = [StoredMark(0, contents.get(0, 0), _cut(context))] if blocks and (context or contents.get(0)) else []
+    return (*marks, *(StoredMark(at, contents.get(at, 0), _cut(own)) for at, own in keys.items()))
+
+
+def _keys(event: Any, blocks: int, lora: str) -> dict[int, list[str]]:
+    """The words of each block with keys other than the LoRA's name, which each block repeats, by position."""
+    try:
+        told = _EXTRA.decode(event.extra_keys)
+    except FAILURES:
+        return {}
+    found: dict[int, list[str]] = {}
+    for at, own in enumerate(told[:blocks] if isinstance(told, list) else ()):
+        if isinstance(own, list):
+            words = [_word(key) for key in (own[1:] if lora and own[:1] == [lora] else own)]
+            if words:
+                found[at] = words
+    return found
+
+
+def _word(key: Any) -> str:
+    """The word of an extra key as vLLM publishes it: an image with its position, a salt, a digest of embeddings."""
+    if isinstance(key, list):
+        return f"image={_name(str(key[0]))[:IMAGE_CHARS]}" if key else "image=?"
+    if isinstance(key, bytes):
+        return f"embeds=#{_short(key)}"
+    return f"salt=#{_short(str(key).encode())}"
+
+
+def _contents(event: Any, wanted: list[int]) -> dict[int, int]:
+    """Digests of the tokens of these blocks, in ascending order; empty if the tokens are not as expected."""
+    size, data = event.block_size, memoryview(event.token_ids)
+    if not size or not len(data) or not _is_array(data[0]):
+        return {}
+    found: dict[int, int] = {}
+    at, token, sizes = {0xDC: 3, 0xDD: 5}.get(data[0], 1), 0, _INT_BYTES
+    try:
+        for block in wanted:
+            for _ in range(block * size - token):
+                at += sizes[data[at]]
+            begin = at
+            for _ in range(size):
+                at += sizes[data[at]]
+            token = (block + 1) * size
+            found[block] = xxhash.xxh3_64_intdigest(data[begin:at]) or 1
+    except IndexError:
+        pass  # fewer tokens than the blocks have
+    return found
+
+
+def _text(raw: Any) -> str:
+    """The text or the number in a field, empty without it."""
+    try:
+        found = _PLAIN.decode(raw)
+    except FAILURES:
+        return ""
+    return "" if found is None else str(found)
+
+
+def _name(text: str) -> str:
+    """A name as a word of a context: without blanks and other characters that do not print."""
+    return "".join(char if char.isprintable() and not char.isspace() else "_" for char in text[:NAME_CHARS])
+
+
+def _short(data: bytes) -> str:
+    return f"{xxhash.xxh3_64_intdigest(data) & 0xFFFFFFFF:08x}"
+
+
+def _cut(words: list[str]) -> str:
+    """The words of a context, as many as fit."""
+    text = " ".join(words)
+    while len(text) > CONTEXT_CHARS:
+        text = text.rpartition(" ")[0]
+    return text
 
 
 def _removed(event: Any) -> Removed:
@@ -62,27 +183,41 @@ def _hashes(event: Any) -> list[int]:
 
 
 def _medium(event: Any) -> str:
+    """The medium, with the words ``REMOTE`` and the owner of a tier that is not the publisher's own."""
     medium: str = event.medium or DEFAULT_MEDIUM
+    if medium not in TIER_OF_MEDIUM:
+        medium = known_medium(medium)
+    if event.locality is not event.ownership:  # both are absent in all but remote tiers
+        if _text(event.locality).upper() == "REMOTE":
+            medium += f" {REMOTE}"
+        if owner := _name(_text(event.ownership))[:OWNER_CHARS]:
+            medium += f" {owner}"
+    if medium in TIER_OF_MEDIUM:
+        return medium
     if len(medium.encode()) > MEDIUM_BYTES_MAX or not medium.isprintable():
         raise ValueError("medium is too long or has characters that do not print")
     return medium
 
 
 def _group(event: Any) -> int:
-    group: int = event.group_idx or 0
+    if event.group_idx is None:
+        return 0
+    group: int = event.group_idx
     if not 0 <= group <= GROUP_MAX:
         raise ValueError(f"group_idx {group}")
     return group
 
 
 _PLACE: Final = [("medium", str | None, None), ("group_idx", int | None, None)]
+_OWNER: Final = [_skipped("locality"), _skipped("ownership")]
 KINDS: Final[dict[str, tuple[list[Any], Callable[[Any], CacheEvent]]]] = {
     "BlockStored": ([
         ("block_hashes", _Hashes), ("parent_block_hash", int | bytes | None, None), _skipped("token_ids"),
         ("block_size", int, 0), _skipped("lora_id"), _PLACE[0], _skipped("lora_name"), _skipped("extra_keys"),
-        _PLACE[1],
+        _PLACE[1], _skipped("kv_cache_spec_kind"), _skipped("kv_cache_spec_sliding_window"), *_OWNER,
+        _skipped("session_id"), _skipped("lookahead_token_ids"), _skipped("cache_salt"),
     ], _stored),
-    "BlockRemoved": ([("block_hashes", _Hashes), *_PLACE], _removed),
+    "BlockRemoved": ([("block_hashes", _Hashes), *_PLACE, *_OWNER], _removed),
     "AllBlocksCleared": ([], lambda event: Cleared()),
 }
 """Kind to its fields, in the order of the array form, and the function that makes the event (raises ``ValueError``)."""
@@ -90,10 +225,16 @@ _MAKE: Final[dict[type, Callable[[Any], CacheEvent]]] = {}
 """Type of the wire to the function that makes the event."""
 
 
+_UNUSED: Final = frozenset({"kv_cache_spec_kind", "kv_cache_spec_sliding_window", "lookahead_token_ids"})
+"""Fields without use here, which only the array form needs for the places of those behind them."""
+
+
 def _form(**options: Any) -> tuple[Any, Any]:
     """Decoders of an event and of a list of events in the array form or the map form."""
     kinds = []
     for kind, (fields, make) in KINDS.items():
+        if "array_like" not in options:  # a name that is not declared costs nothing
+            fields = [field for field in fields if field[0] not in _UNUSED]
         kinds.append(msgspec.defstruct(kind, fields, tag=kind, gc=False, **options))
         _MAKE[kinds[-1]] = make
     event: Any = reduce(or_, kinds)
@@ -114,6 +255,11 @@ _LIST: Final = msgspec.msgpack.Decoder(list[msgspec.Raw])
 _TIME: Final = msgspec.msgpack.Decoder(float)
 _RANK: Final = msgspec.msgpack.Decoder(int | None)
 _NAME: Final = msgspec.msgpack.Decoder(str)
+_PLAIN: Final = msgspec.msgpack.Decoder(str | int | None)
+_EXTRA: Final = msgspec.msgpack.Decoder()
+_INT_BYTES: Final = bytes({0xCC: 2, 0xCD: 3, 0xCE: 5, 0xCF: 9, 0xD0: 2, 0xD1: 3, 0xD2: 5, 0xD3: 9}.get(first, 1)
+                          for first in range(256))
+"""First byte of an integer to the bytes that it takes."""
 _FIELDS: Final = msgspec.msgpack.Decoder(dict[str, msgspec.Raw])
 
 
@@ -147,6 +293,9 @@ def _checked_rank(rank: int | None) -> int | None:
 def _decode_events(ts: float, raw: bytes, dp_rank: int | None) -> Batch:
     if not _array_length(raw):
         return Batch(ts, dp_rank, [])
+    if POOL_FIELD in raw:
+        with suppress(*FAILURES):
+            return _of_a_pool(ts, dp_rank, _POOL_EVENTS.decode(raw))
     header = {0xDC: 3, 0xDD: 5}.get(raw[0], 1)
     decoder = _ARRAYS[1] if _is_array(raw[header]) else _MAPS[1]
     try:
@@ -166,6 +315,71 @@ def _decode_events(ts: float, raw: bytes, dp_rank: int | None) -> Batch:
             else:
                 malformed += 1
     return Batch(ts, dp_rank, events, unknown, malformed)
+
+
+class _PoolEvent(msgspec.Struct, gc=False):
+    """An event of a shared pool (Mooncake RFC 1527). It names an object, and the engine's hash if the key has it."""
+
+    event_type: str
+    backend_id: str
+    seq_hashes: _Hashes = []
+    object_key: str = ""
+    medium: str | None = None
+    parent_hash: int | bytes | None = None
+    block_size: int | None = None
+
+
+POOL_FIELD: Final = msgspec.msgpack.encode("event_type")
+_POOL_EVENTS: Final = msgspec.msgpack.Decoder(list[_PoolEvent])
+HASH_DIGITS: Final = 16
+"""Hexadecimal digits of the least hash at the end of a key."""
+MILLISECONDS_FROM: Final = 1e11
+"""A time above this is in milliseconds: in seconds it would be the year 5138."""
+
+
+def _of_a_pool(ts: float, dp_rank: int | None, told: list[_PoolEvent]) -> Batch:
+    events: list[CacheEvent] = []
+    unknown = malformed = 0
+    for event in told:
+        try:
+            found = _pool_event(event)
+        except ValueError:
+            malformed += 1
+            continue
+        if found is None:
+            unknown += 1
+        else:
+            events.append(found)
+    seconds = ts / 1e3 if ts > MILLISECONDS_FROM else ts
+    return Batch(seconds, dp_rank, events, unknown, malformed, _name(told[0].backend_id)[:OWNER_CHARS])
+
+
+def _pool_event(event: _PoolEvent) -> CacheEvent | None:
+    """The event of a pool; None for an unknown kind. Raises ``ValueError``."""
+    if event.event_type == "cleared":
+        return Cleared()
+    if event.event_type not in ("stored", "removed"):
+        return None
+    medium = f"{known_medium(event.medium or 'CPU')} {REMOTE} {_name(event.backend_id)[:OWNER_CHARS]}"
+    if len(medium.encode()) > MEDIUM_BYTES_MAX or not medium.isprintable():
+        raise ValueError("medium is too long or has characters that do not print")
+    hashes = [normal_hash(value) for value in event.seq_hashes] or [_hash_of_key(event.object_key)]
+    if event.event_type == "removed":
+        return Removed(hashes, medium, 0)
+    size = event.block_size or 0
+    if not 0 <= size <= BLOCK_TOKENS_MAX:
+        raise ValueError(f"block_size {size}")
+    return Stored(hashes, None if event.parent_hash is None else normal_hash(event.parent_hash), size, medium, 0)
+
+
+def _hash_of_key(key: str) -> int:
+    """The engine's hash at the end of an object's key (``...@HEX``), else a digest of the key. Raises ValueError."""
+    if not key:
+        raise ValueError("neither a hash nor a key")
+    word = key.rpartition("@")[2]
+    if len(word) >= HASH_DIGITS and len(word) % 2 == 0 and all(char in hexdigits for char in word):
+        return normal_hash(bytes.fromhex(word))
+    return normal_hash(xxhash.xxh3_64_intdigest(key.encode()))
 
 
 def _is_unknown(piece: bytes) -> bool:

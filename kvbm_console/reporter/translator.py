@@ -15,7 +15,7 @@ import msgspec
 from kvbm_console.core import stimuli as st
 from kvbm_console.core.columns import pack_hashes, pack_ids
 from kvbm_console.core.config import LeaderConfig
-from kvbm_console.core.ids import Authority, FinishReason, Note, Tier
+from kvbm_console.core.ids import Authority, CandidateStatus, FinishReason, Note, Tier
 from kvbm_console.core.instructions import PoolAnswer
 from kvbm_console.core.leader import Leader
 from kvbm_console.dispatch import MEDIUM_OF, Dispatcher
@@ -30,11 +30,16 @@ REASONS: Final = {
 """vLLM's names for the end of a request; an unknown name counts as an error."""
 POOLS_MAX: Final = 16
 """Media that one connector may name."""
+STATUSES: Final = {
+    "completed": CandidateStatus.COMPLETED, "failed": CandidateStatus.FAILED, "cancelled": CandidateStatus.CANCELLED,
+}
 DEVICE: Final = ""
 """The device's pool, among the pools by medium."""
 GROUP: Final = "#"
 """Prefix of the pool, among the pools by medium, of a group whose blocks are not reported with requests."""
 _RUNS: Final = "RUNNING"
+SOURCES: Final = {"disk": "STORAGE", "p2p": "EXTERNAL"}
+"""A connector's source of cache hits to its medium. Other sources, such as ``host``, are the connector's own medium."""
 
 
 class _Request(msgspec.Struct):
@@ -50,14 +55,20 @@ class _Request(msgspec.Struct):
     prefilling: bool = False
     allocated: tuple[list[int], int] | None = None
     """Blocks and external tokens of an allocation that is reported with the next step."""
+    found: dict[str, int] = {}
+    """External tokens by the source that the connector names."""
 
 
 class Call(msgspec.Struct, frozen=True):
-    """A stimulus to submit; ``asks`` names the request whose verdict it fetches, ``medium`` the pool it declares."""
+    """A stimulus to submit; ``asks`` names the request whose verdict it fetches, ``medium`` the pool it declares.
+
+    A copy goes from the pool of ``medium`` to the pool of ``target``.
+    """
 
     stimulus: st.Stimulus
     asks: str = ""
     medium: str = ""
+    target: str = ""
 
 
 class Translator:
@@ -75,6 +86,12 @@ class Translator:
         """Places that are cached since this step, with their hashes. A place that no request fills was loaded."""
         self.pools: dict[str, int] = {}
         """Index of the pool of each medium below the device, and of ``DEVICE``, as the leader has answered."""
+        self._loads: dict[str, Call] = {}
+        """Requests to the loads that were ordered in this step, which begin with their allocations."""
+        self._open: set[int] = set()
+        """The connector's open copies."""
+        self._untold: set[int] = set()
+        """Copies that a report of the whole engine has not named yet."""
         self.started = False
         self.wants_all = False
         """True if a message did not fit, so the engine should report everything again."""
@@ -89,6 +106,9 @@ class Translator:
         self._allocated.clear()
         self._taken.clear()
         self._named.clear()
+        self._loads.clear()
+        self._open.clear()
+        self._untold.clear()
         self.pools.clear()
         self.started = False
         settings = self._settings
@@ -103,13 +123,14 @@ class Translator:
             ), medium=f"{GROUP}{group}"))
             self.pools[f"{GROUP}{group}"] = -1
         if settings.medium and settings.caching:
-            self.declare(settings.medium)
+            self.declare(settings.medium, silent=settings.silent)
 
-    def declare(self, medium: str) -> None:
-        """Declare the pool of a medium below the device, where the connector inside keeps blocks."""
+    def declare(self, medium: str, *, silent: bool = False) -> None:
+        """Declare the pool of a medium below the device, where the connector inside keeps blocks. ``silent``: the
+        content of the pool is unknown until an event names it."""
         self.calls.append(Call(self._stimulus(
             st.PoolDeclared, self._settings.dp_rank, 0, tier_of(medium), medium, None, self._settings.block_tokens,
-            Authority.STREAM,
+            Authority.STREAM, silent,
         ), medium=medium))
         self.pools[medium] = -1
 
@@ -135,6 +156,9 @@ class Translator:
         """The stimulus of a call, with the index of its pool; earlier calls must have their answers."""
         if isinstance(call.stimulus, st.BlocksReported):
             call.stimulus.pool = self.pools[call.medium]
+        if isinstance(call.stimulus, st.CopyBegun):
+            call.stimulus.source_pool = self.pools[call.medium]
+            call.stimulus.target_pool = self.pools[call.target]
         return call.stimulus
 
     def answered(self, call: Call, result: Any) -> None:
@@ -177,13 +201,72 @@ class Translator:
         if not request.blocks:
             request.filled = (request.local + external) // self._settings.block_tokens
         request.blocks = list(ids)
-        self._call(st.BlocksAllocated, name, pack_ids(ids), external)
+        begun = self._loads.pop(name, None) if external else None
+        self._call(st.BlocksAllocated, name, pack_ids(ids), external, begun is not None, self._tiers(request, external))
+        request.found = {}
+        if begun is not None:
+            self.calls.append(begun)
+
+    def _tiers(self, request: _Request, external: int) -> tuple[int, ...]:
+        """External tokens from G2, G3 and G4; empty if the connector does not tell all of them."""
+        if not external or sum(request.found.values()) != external:
+            return ()
+        tokens = [0, 0, 0]
+        for source, count in request.found.items():
+            tokens[tier_of(SOURCES.get(source, self._settings.medium)) - Tier.G2] += count
+        return tuple(tokens)
+
+    def _found(self, name: str, found: dict[str, int]) -> None:
+        self._requests[name].found = found
+
+    def _copy(
+        self, number: int, request: str, source: str, target: str, hashes: list[int], blocks: int,
+        size_bytes: int | None,
+    ) -> None:
+        """A copy of the connector. A load is reported with the allocation of its request."""
+        self._untold.discard(number)
+        if number in self._open or tier_of(source) is tier_of(target):
+            return
+        if not self._pool_of(source) or not self._pool_of(target):
+            return
+        self._open.add(number)
+        begun = self._stimulus(
+            st.CopyBegun, number, request, 0, 0, pack_hashes(hashes), blocks, size_bytes
+        )
+        call = Call(begun, medium=self._key(source), target=self._key(target))
+        if self._key(target) == DEVICE and request:
+            self._loads[request] = call
+        else:
+            self.calls.append(call)
+
+    def _key(self, medium: str) -> str:
+        return DEVICE if medium == MEDIUM_OF[Tier.G1] else medium
+
+    def _pool_of(self, medium: str) -> bool:
+        """True if the medium has a pool. The content of a medium that only copies name is unknown."""
+        if self._key(medium) == DEVICE:
+            return True
+        if medium not in self.pools and len(self.pools) < POOLS_MAX and self._settings.caching:
+            self.declare(medium, silent=True)
+        return medium in self.pools
+
+    def _copied(self, number: int, status: str) -> None:
+        if number in self._open:
+            self._open.discard(number)
+            self._call(st.CopyEnded, number, STATUSES[status])
+
+    def _slow(self, request: str, connector: str, method: str, took_ns: int) -> None:
+        self._call(st.CallReported, request, connector, method, took_ns)
+
+    def _measured(self, rows: list[Any], stats: dict[str, float]) -> None:
+        columns = tuple(zip(*rows, strict=True)) or ((), (), (), (), ())
+        self._call(st.ConnectorReported, *columns, tuple(stats), tuple(map(float, stats.values())))
 
     def _step(
         self, new: list[Any], resumed: list[Any], going: list[Any], preempted: list[str], skipped: list[str],
         unskipped: list[str], running: int, fills: list[Any],
     ) -> None:
-        filled = {key for _, _, hashes in fills for key in hashes}
+        filled = {key for row in fills for key in row[2]}
         if loaded := {place: key for place, key in self._named.items() if key not in filled}:
             self._report(DEVICE, loaded.values(), places=loaded)
         self._named.clear()
@@ -193,8 +276,10 @@ class Translator:
         self._allocated.clear()
         # A reset preempts all requests. Those that get blocks again in this step have reported it by their lookups.
         preempted = [name for name in preempted if name not in in_order]
+        fills = self._fill_known(fills)  # a request that starts may use blocks that get their hashes in this step
         reported = self._report_shared(in_order, starting, going)
         for name in in_order:
+            fills = self._fill_known(fills)
             self._admit(name, starting.get(name))
         for name, _, computed, count, tokens in starting.values():
             request = self._requests[name]
@@ -214,7 +299,7 @@ class Translator:
                 first.append(name)
         for name in preempted:
             lost = self._requests.get(name)
-            if lost is not None:
+            if lost is not None and lost.blocks:  # else a reset has preempted it, and its next lookup may be known
                 lost.blocks, lost.local, lost.prefilling = [], 0, False
         self._call(
             st.IterationScheduled, 0, 1, tuple(row[0] for row in new), tuple(row[0] for row in resumed),
@@ -223,6 +308,11 @@ class Translator:
             pack_ids(place for ids in appended.values() for place in ids), running,
             max(0, len(self._requests) - running),
         )
+        self.calls += self._loads.values()  # of requests whose allocation was not reported
+        self._loads.clear()
+        for number in sorted(self._untold):
+            self._copied(number, "cancelled")
+        self._untold.clear()
         self._fill(fills)
         for name, places in self._taken:
             self._report(DEVICE, places=places, request=name)
@@ -263,9 +353,21 @@ class Translator:
                 sharing.add(name)
         return sharing
 
+    def _fill_known(self, fills: list[Any]) -> list[Any]:
+        """Report the fills whose places are known to be the request's blocks. Returns the other fills."""
+        later: list[Any] = []
+        known: list[Any] = []
+        for row in fills:
+            name, first, hashes, *places = row
+            request = self._requests.get(name)
+            fits = request is not None and places and request.blocks[first : first + len(hashes)] == places[0]
+            (known if fits else later).append(row)
+        self._fill(known)
+        return later
+
     def _fill(self, fills: list[Any]) -> None:
         rows = [(name, self._requests[name].blocks[first : first + len(hashes)], hashes)
-                for name, first, hashes in fills if name in self._requests]
+                for name, first, hashes, *_ in fills if name in self._requests]
         rows = [row for row in rows if row[2] and len(row[1]) == len(row[2])]
         for name, _, hashes in rows:
             self._requests[name].filled += len(hashes)
@@ -328,6 +430,24 @@ class Translator:
         for group, stored, removed in changes:
             self._report(f"{GROUP}{group}", stored, removed)
 
+    def _publish(self, name: str, places: list[int], hashes: list[int]) -> None:
+        """The engine added the next full blocks of a request to its cache, and the request uses the cache's places."""
+        request = self._requests[name]
+        request.blocks[request.filled : request.filled + len(places)] = places
+        request.filled += len(places)
+        self._report(DEVICE, hashes, places=places, request=name)
+
+    def _evict(self, rows: list[Any]) -> None:
+        """The engine's cache gave up these places, for the request of each row."""
+        for name, places in rows:
+            self._report(DEVICE, places=places, request=name)
+
+    def _preempt(self, name: str) -> None:
+        request = self._requests[name]
+        if request.blocks:
+            self._call(st.RequestPreempted, name)
+            request.blocks, request.local, request.prefilling = [], 0, False
+
     def _cleared(self, preempted: list[str]) -> None:
         """The engine forgot its prefix cache; requests that ran until then were preempted for it."""
         for name in preempted:
@@ -370,6 +490,7 @@ class Translator:
             if name in self._requests:
                 self._requests[name].allocated = None  # the step was lost, and this message reports the present blocks
         self._allocated.clear()
+        self._untold = set(self._open)
         if places is not None:
             own = {place for about, row in rows for place in row[0][min(len(about[1]), len(row[5])) :]}
             self._know_places(places[0], places[1], own)
@@ -431,6 +552,9 @@ _TAKERS: Final[dict[str, Callable[..., None]]] = {
     "step": Translator._step, "fill": Translator._fill, "copies": Translator._copies, "finish": Translator._finish,
     "events": Translator._events, "all": Translator._all, "reset": Translator._reset,
     "cleared": Translator._cleared, "pool": Translator._pool, "sanitized": Translator._sanitized,
+    "publish": Translator._publish, "evict": Translator._evict, "preempt": Translator._preempt,
+    "copy": Translator._copy, "copied": Translator._copied, "found": Translator._found, "slow": Translator._slow,
+    "measured": Translator._measured,
 }
 
 
@@ -439,6 +563,7 @@ class Watching:
 
     def __init__(self, settings: TapSettings, config: LeaderConfig | None = None) -> None:
         self.translator = Translator(settings)
+        self.source = 1
         self.now = 0
         self.leader = Leader(config or LeaderConfig(), check=True)
         self.dispatcher = Dispatcher(self.leader, lambda: self.now)
@@ -463,5 +588,6 @@ class Watching:
             stimulus = self.translator.placed(call)
             kind: Any = type(stimulus)
             fields = [getattr(stimulus, name) for name in kind.__struct_fields__[4:]]
-            self.translator.answered(call, self.dispatcher.submit_from(1, stimulus.at_ns, kind, *fields).result)
+            done = self.dispatcher.submit_from(self.source, stimulus.at_ns, kind, *fields)
+            self.translator.answered(call, done.result)
 

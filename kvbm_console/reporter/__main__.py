@@ -1,7 +1,8 @@
-"""The process beside the engine: messages of its tap go to a daemon, and the daemon's holds go back.
+"""The process between a tap and a daemon: messages of the tap go to the daemon, and the daemon's holds go back.
 
-The process looks for the daemon again and again, and tells the tap when the daemon comes and goes. It ends with the
-engine. With ``serve`` it starts a daemon if none listens.
+A process that the engine starts looks for the daemon again and again, and tells the tap when the daemon comes and goes.
+With ``serve`` it starts a daemon if none listens. A process that the daemon starts (``--once``) ends with the daemon.
+Both end with the engine.
 
 Law of this file: it reads on only after it has delivered, so a slow daemon fills the tap's queue and nothing else.
 """
@@ -24,14 +25,12 @@ from kvbm_console.core import stimuli as st
 from kvbm_console.core.errors import ConnectionLost, KvbmConsoleError, Refused
 from kvbm_console.core.ids import WaitPoint
 from kvbm_console.core.instructions import MatchAnswer
-from kvbm_console.tap.sender import LENGTH, TapAnswer, TapSettings
-from kvbm_console.tap.translator import Call, Translator
+from kvbm_console.reporter.translator import Call, Translator
+from kvbm_console.tap.sender import LENGTH, LOOK_AGAIN_S, TapAnswer, TapSettings
 
 FRAME_MAX: Final = 64 * 2**20
 """One burst of the tap: the hashes of a few prompts of a million tokens."""
 BATCH_CALLS: Final = 512
-LOOK_AGAIN_S: Final = 1.0
-"""Interval between two attempts to reach a daemon."""
 SLACK_NS: Final = 1_000_000_000
 """Time that a hold may last beyond its limit on the engine's side when the daemon freezes."""
 
@@ -39,8 +38,11 @@ SLACK_NS: Final = 1_000_000_000
 class Reporter:
     """One engine and its daemon."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, settings: TapSettings) -> None:
+    def __init__(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, settings: TapSettings, *, once: bool = False
+    ) -> None:
         self._reader, self._writer = reader, writer
+        self._once = once
         self._settings = settings
         self._translator = Translator(settings)
         self._waiting: set[str] = set()
@@ -58,6 +60,8 @@ class Reporter:
                 await self._session()
             except KvbmConsoleError:
                 await self._send(TapAnswer(listens=False))
+                if self._once:
+                    return
                 self._serve()
                 await self._discard(LOOK_AGAIN_S)
 
@@ -212,10 +216,10 @@ def _declares(call: Call) -> bool:
     return isinstance(call.stimulus, st.PoolDeclared)
 
 
-async def main(number: int, settings: TapSettings) -> None:
-    """Serve the tap at the other end of this socket until it ends."""
+async def main(number: int, settings: TapSettings, *, once: bool) -> None:
+    """Serve the tap at the other end of this socket until it ends; with ``once`` until the daemon ends."""
     reader, writer = await asyncio.open_connection(sock=socket.socket(fileno=number), limit=2**20)
-    reporter = Reporter(reader, writer, settings)
+    reporter = Reporter(reader, writer, settings, once=once)
     try:
         await reporter.run()
     finally:
@@ -223,4 +227,4 @@ async def main(number: int, settings: TapSettings) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(int(sys.argv[1]), msgspec.json.decode(sys.argv[2], type=TapSettings)))
+    asyncio.run(main(int(sys.argv[1]), msgspec.json.decode(sys.argv[2], type=TapSettings), once="--once" in sys.argv))

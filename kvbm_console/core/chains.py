@@ -1,0 +1,105 @@
+"""Chains: what an event stream tells of its blocks beside their hashes, and how long these blocks lived.
+
+Theory of operation
+-------------------
+A stream names the block in front of each chain of stored blocks. ``parent_of`` keeps that parent for each place of the
+pool, so the resident blocks form a forest:
+
+    stored: a b c, in front of them nothing      parent_of: a 0, b a, c b
+    stored: d e, in front of them b              parent_of: d b, e d          b has two continuations: c and d
+
+Two prompts with equal tokens have different hashes if their LoRA, salt or images differ. A mark keeps the digest of the
+tokens of such a block, so equal tokens under another context can be found.
+
+Law of this file: a place that is empty has no parent, and only hashes of the pool have marks.
+"""
+
+from array import array
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from kvbm_console.core.errors import FoldError
+
+LIVES: Final = 64
+"""Classes of lifetimes, whose times are int64: class k counts blocks that lived for less than 2**k ns, and no shorter
+class."""
+
+
+class BlockMark(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """A digest of a block's tokens without their context (0 if unknown), and the context as words ``name=value``."""
+
+    content: int
+    context: str
+
+
+class Chains:
+    """The parents, marks and lives of the blocks of one pool. Only ``CacheState.apply`` writes them."""
+
+    __slots__ = ("again", "lived", "marks", "parent_of", "stored_blocks")
+
+    def __init__(self) -> None:
+        self.parent_of = array("Q")
+        """The hash in front of the block of each place; 0 at the beginning of a prompt, and if unknown."""
+        self.marks: dict[int, BlockMark] = {}
+        self.stored_blocks = 0
+        """Blocks that were stored since the pool exists."""
+        self.lived = [0] * LIVES
+        """Evicted blocks by the class of their lifetime."""
+        self.again: dict[tuple[int, int], int] = {}
+        """Blocks that were stored again: (less than so many ns, less than so many evictions) after their eviction."""
+
+    def grow(self, places: int) -> None:
+        """Room for this number of places."""
+        self.parent_of.frombytes(bytes(8 * (places - len(self.parent_of))))
+
+    def clear(self) -> None:
+        """Forget the blocks and keep the counts of earlier lives."""
+        self.parent_of = array("Q", bytes(8 * len(self.parent_of)))
+        self.marks.clear()
+
+    def link(self, places: Sequence[int], stored: Sequence[int], counts: Sequence[int], parents: Sequence[int]) -> None:
+        """The stored blocks at these places are chains of ``counts`` blocks behind ``parents``."""
+        parent_of = self.parent_of
+        if len(counts) == 1 and len(parents) == 1 and counts[0] == len(stored):
+            front = parents[0]
+            for place, key in zip(places, stored, strict=True):
+                parent_of[place] = front
+                front = key
+            return
+        if sum(counts) != len(stored) or len(counts) != len(parents) or min(counts, default=1) < 1:
+            raise FoldError(f"{len(counts)} chains behind {len(parents)} parents do not hold {len(stored)} blocks")
+        fronts = [0, *stored[:-1]]
+        at = 0
+        for count, parent in zip(counts, parents, strict=True):
+            fronts[at] = parent
+            at += count
+        for place, front in zip(places, fronts, strict=True):
+            parent_of[place] = front
+
+    def mark(self, stored: Sequence[int], at: Sequence[int], contents: Sequence[int], contexts: Sequence[str]) -> None:
+        """The stored blocks at these positions have marks."""
+        for position, content, context in zip(at, contents, contexts, strict=True):
+            if not 0 <= position < len(stored):
+                raise FoldError(f"block {position} of {len(stored)} stored blocks is marked")
+            self.marks[stored[position]] = BlockMark(content, context)
+
+    def count_again(self, within_ns: Sequence[int], within_blocks: Sequence[int], blocks: Sequence[int]) -> None:
+        """Count blocks that were stored again."""
+        for ns, evictions, count in zip(within_ns, within_blocks, blocks, strict=True):
+            self.again[ns, evictions] = self.again.get((ns, evictions), 0) + count
+
+    def again_within(self, ns: int) -> int:
+        """Blocks that were stored again in less than this time after their eviction; ``ns`` is one of
+        ``AGE_BOUNDS_NS``."""
+        return sum(count for (within, _), count in self.again.items() if within <= ns)
+
+    def lived_within(self, share: float) -> int | None:
+        """The smallest bound in ns below which this share of the evicted blocks lived; None without an eviction."""
+        wanted, seen = share * sum(self.lived), 0
+        for index, count in enumerate(self.lived):
+            seen += count
+            if seen and seen >= wanted:
+                return int(2**index)
+        return None

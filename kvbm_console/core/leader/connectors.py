@@ -1,0 +1,133 @@
+"""The connector of a watched engine: its copies, the time in its calls, and its own statistics.
+
+A connector copies blocks by orders of its own, and a request does not wait for its stores. So a store is a candidate
+without a slot: ``for_slot`` names the slot whose blocks are copied, also when the slot has ended. Such a copy holds no
+places, because the engine decides by itself if it keeps a place that a copy still reads. A load is the load that the
+allocation of its request began, and here it gets its size.
+
+Example: step 7 orders the store of three blocks of request a. ``CopyBegun`` makes a candidate, an operation without
+places, and an ``OperationStarted`` with 3 blocks and their bytes. Request a ends in step 8, and its slot closes. The
+workers report the store in step 9, so ``CopyEnded`` ends the candidate.
+
+Law of this file: the connector's own numbers are kept as they are, and nothing is inferred from a copy about the
+content of a tier.
+"""
+
+from typing import Final
+
+from kvbm_console.core import events as ev
+from kvbm_console.core import stimuli as st
+from kvbm_console.core.columns import HASH_BYTES
+from kvbm_console.core.errors import Refused
+from kvbm_console.core.ids import Authority, CandidateStatus, Route
+from kvbm_console.core.leader.decider import Decider
+from kvbm_console.core.leader.pipeline import end_candidate
+from kvbm_console.core.slots import OperationFacts
+from kvbm_console.core.tiers import PoolFacts
+
+NAMES_MAX: Final = 512
+"""Methods and statistics of one report: connectors have some tens of each."""
+REQUESTS_MAX: Final = 4_096
+"""Ended requests that are remembered, because a connector orders the last store of a request a step after its end."""
+
+
+def remember(decider: Decider, request: str, slot: int) -> None:
+    """The request has this slot, also for copies that begin after its end."""
+    watched = decider.memory.watched
+    watched.pop(request, None)
+    watched[request] = slot
+    if len(watched) > REQUESTS_MAX:
+        del watched[next(iter(watched))]
+
+
+def copy_begun(decider: Decider, s: st.CopyBegun) -> None:
+    """A connector ordered a copy."""
+    source, target = _pool(decider, s, s.source_pool), _pool(decider, s, s.target_pool)
+    if source.info.tier is target.info.tier:
+        raise Refused(f"a copy within {source.info.tier.name} has no route")
+    if s.blocks < 0 or len(s.hashes) > s.blocks * HASH_BYTES or len(s.hashes) % HASH_BYTES:
+        raise Refused(f"{len(s.hashes)} bytes of hashes do not fit {s.blocks} blocks")
+    told = decider.memory.told_copies.setdefault(s.source, {})
+    if s.copy in told:
+        raise Refused(f"copy {s.copy} has begun before")
+    load = _waiting_load(decider, s.request, target)
+    if load is not None:
+        told[s.copy] = load.operation
+        decider.emit(ev.OperationStarted, load.operation, s.blocks, s.size_bytes)
+        return
+    state = decider.state
+    number, operation = state.next_candidate, state.next_operation
+    slot = state.slot_of.get(s.request, decider.memory.watched.get(s.request)) if s.request else None
+    told[s.copy] = operation
+    decider.emit(
+        ev.CandidatePlanned, number, None, Route.of(source.info.tier, target.info.tier), s.hashes, b"", None, slot,
+        s.request,
+    )
+    decider.emit(ev.CandidateEnqueued, number)
+    decider.emit(ev.CandidateEvaluated, number, s.blocks, None)
+    decider.emit(ev.CandidatePromoted, number, operation, number, source.info.pool, target.info.pool, b"", b"")
+    decider.memory.batch_of[number] = number
+    decider.emit(ev.OperationStarted, operation, s.blocks, s.size_bytes)
+
+
+def _pool(decider: Decider, s: st.CopyBegun, index: int) -> PoolFacts:
+    pools = decider.state.pools
+    if not 0 <= index < len(pools) or pools[index].info.source != s.source:
+        raise Refused(f"source {s.source} has no pool {index}")
+    return pools[index]
+
+
+def _waiting_load(decider: Decider, request: str, target: PoolFacts) -> OperationFacts | None:
+    """The load of a request that was allocated and did not begin yet."""
+    slot = decider.state.slot_named(request)
+    if slot is None or target.info.authority is not Authority.OBSERVED:
+        return None
+    for number in sorted(slot.outstanding):
+        candidate = decider.state.candidates[number]
+        if candidate.route.is_load and candidate.operation is not None:
+            operation = decider.state.operations[candidate.operation]
+            if not operation.started:
+                return operation
+    return None
+
+
+def copy_ended(decider: Decider, s: st.CopyEnded) -> None:
+    """A connector's copy ended. A load ends with the report of its request, which also names the failed blocks."""
+    number = decider.memory.told_copies.get(s.source, {}).pop(s.copy, None)
+    operation = None if number is None else decider.state.operations.get(number)
+    if operation is not None and decider.state.candidates[operation.candidate].slot is None:
+        _end(decider, operation, s.status)
+
+
+def _end(decider: Decider, operation: OperationFacts, status: CandidateStatus) -> None:
+    if status is not CandidateStatus.CANCELLED:
+        failed = status is CandidateStatus.FAILED
+        error = "the connector could not copy it" if failed else ""
+        decider.emit(ev.OperationReported, operation.operation, 0, not failed, error, b"")
+    end_candidate(decider, operation, status)
+
+
+def cancel_told(decider: Decider, source: int) -> None:
+    """The engine ended or began again: its connector's copies are not reported any more."""
+    for number in decider.memory.told_copies.pop(source, {}).values():
+        operation = decider.state.operations.get(number)
+        if operation is not None and decider.state.candidates[operation.candidate].slot is None:
+            _end(decider, operation, CandidateStatus.CANCELLED)
+
+
+def connector_reported(decider: Decider, s: st.ConnectorReported) -> None:
+    """Figures of the connectors since their engine began."""
+    rows = {len(s.connectors), len(s.methods), len(s.calls), len(s.total_ns), len(s.longest_ns)}
+    if len(rows) > 1 or len(s.stats) != len(s.values):
+        raise Refused("the columns of a report of connectors must have one length")
+    if len(s.methods) > NAMES_MAX or len(s.stats) > NAMES_MAX:
+        raise Refused(f"a report names at most {NAMES_MAX} methods and {NAMES_MAX} figures")
+    decider.emit(
+        ev.ConnectorMeasured, s.source, s.connectors, s.methods, s.calls, s.total_ns, s.longest_ns, s.stats, s.values
+    )
+
+
+def call_reported(decider: Decider, s: st.CallReported) -> None:
+    """A call blocked its engine."""
+    slot = decider.state.slot_of.get(s.request)
+    decider.emit(ev.CallBlocked, slot, s.source, s.request, s.connector, s.method, s.took_ns)

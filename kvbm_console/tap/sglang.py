@@ -1,0 +1,356 @@
+"""The tap in SGLang: a plugin that observes one scheduler, its tree of prefixes and its allocator.
+
+SGLang loads the plugin in its scheduler's process (``sglang.srt.plugins``). The plugin does nothing unless ``KVBM_TAP``
+is set, to a daemon's address or to a JSON object of settings (``tap.SETTINGS``).
+
+The methods of the objects are replaced one by one on the instances, so no class of SGLang changes. A record keeps
+references to the engine's tensors. The sender's thread reads them, because reading a tensor waits for the device.
+
+Law of this file: it imports nothing of SGLang before SGLang has loaded it, and results and errors of SGLang's own
+methods are unchanged. A held request stays in the waiting queue, and the scheduler passes over it.
+"""
+
+import functools
+import logging
+import os
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any, Final
+
+from kvbm_console.tap import VARIABLE, settings_of
+from kvbm_console.tap.recorder import LIVE_MAX, QUEUE_MAX, TapRecorder
+from kvbm_console.tap.sender import Sender, TapSettings
+from kvbm_console.tap.sglang_flatten import SglangFlattener
+
+SCHEDULER: Final = "sglang.srt.managers.scheduler"
+HOST_MEDIUM: Final = "CPU_PINNED"
+"""The medium of HiCache's host tier in SGLang's event stream."""
+_log: Final = logging.getLogger("sglang.kvbm_console")
+
+
+def plugin() -> None:
+    """The entry point that SGLang calls in each of its processes: observe the scheduler if ``KVBM_TAP`` is set.
+
+    The engine runs unobserved, and a logged sentence names the reason, if the variable cannot be read."""
+    text = os.environ.get(VARIABLE)
+    if not text or SCHEDULER not in sys.modules:
+        return
+    try:
+        settings = settings_of(text)
+    except ValueError as error:
+        _log.error("kvbm-console: %s. The engine is not observed.", error)
+        return
+    registry: Any = import_module("sglang.srt.plugins.hook_registry")
+
+    def begun(_: Any, scheduler: Any, *args: Any, **kwargs: Any) -> None:
+        try:
+            tap_of(scheduler, settings)
+        except Exception as error:
+            _log.error("kvbm-console: this release cannot be observed (%r)", error)
+
+    registry.HookRegistry.register(f"{SCHEDULER}.Scheduler.__init__", begun, registry.HookType.AFTER)
+
+
+def tap_of(scheduler: Any, settings: dict[str, Any]) -> "SglangTap | None":
+    """Observe this scheduler and start a sender; None in a rank whose scheduler repeats the decisions of another."""
+    if not _leads(scheduler):
+        return None
+    tap = SglangTap(scheduler, settings)
+    if settings.get("send", True):
+        tap.sender.start()
+    scheduler.kvbm_tap = tap
+    return tap
+
+
+def _leads(scheduler: Any) -> bool:
+    parallel = _parallel()
+    return not any(getattr(parallel, rank, 0) for rank in ("attn_tp_rank", "attn_cp_rank", "pp_rank"))
+
+
+def _parallel() -> Any:
+    return import_module("sglang.srt.runtime_context").get_parallel()
+
+
+class SglangTap:
+    """One scheduler and its recorder."""
+
+    def __init__(self, scheduler: Any, settings: dict[str, Any]) -> None:
+        self._scheduler = scheduler
+        self._page = int(scheduler.page_size)
+        self._tree, self._pool = scheduler.tree_cache, scheduler.token_to_kv_pool_allocator
+        self._table = scheduler.req_to_token_pool
+        self.recorder = recorder = TapRecorder()
+        recorder.keeps = True
+        parallel = _parallel()
+        self._may_hold = max(getattr(parallel, size, 1) for size in ("tp_size", "pp_size", "attn_cp_size")) == 1
+        caching = not self._tree.disable
+        rank = getattr(parallel, "dp_rank", None) or 0
+        self.sender = Sender(recorder, SglangFlattener(page=self._page, caching=caching), TapSettings(
+            target=str(settings.get("daemon", "")), name=str(settings.get("name") or f"SGLang rank {rank}")[:256],
+            block_tokens=self._page, capacity_blocks=self._pool.size // self._page, dp_rank=rank,
+            serve=bool(settings.get("serve")), token_file=str(settings.get("token_file", "")),
+            tls_ca=str(settings.get("tls_ca", "")), uncertain=not _is_known(scheduler), caching=caching,
+        ), python=str(settings.get("python", "")))
+        self._rows: set[str] = set()
+        """Requests that have places."""
+        self._wanted: list[tuple[Any, bool]] = []
+        """(request, True if it decodes) that the scheduler allocates for at this moment."""
+        self._freed: list[Any] | None = None
+        """Tensors that the tree gives up in the present eviction."""
+        self._events = _events_of(self._pool.device)
+        self._observe()
+
+    def _observe(self) -> None:
+        scheduler, tree, pool, table = self._scheduler, self._tree, self._pool, self._table
+        _replace(scheduler, "_add_request_to_queue", self._arrives)
+        _replace(scheduler, "send_abort_output", self._aborts)
+        _replace(scheduler, "get_new_batch_prefill", self._admits)
+        _replace(scheduler, "get_next_batch_to_run", self._forms)
+        _replace(tree, "match_prefix", self._looks_up)
+        _replace(tree, "checkpoint", self._publishes)
+        _replace(tree, "reset", self._clears)
+        for name in ("evict", "evict_for_alloc"):
+            _replace(tree, name, self._evicts)
+        _replace(tree, "init_load_back", self._loads)
+        for name in ("free", "free_segment", "free_full_segment", "free_page_ids"):
+            _replace(pool, name, self._frees)
+        _replace(pool, "check_decode_capacity", self._checks)
+        _replace(table, "alloc", self._takes_rows)
+        _replace(table, "free", self._gives_row)
+
+    # --- requests ---
+
+    def _arrives(self, inner: Any, req: Any, *args: Any, **kwargs: Any) -> Any:
+        answer = inner(req, *args, **kwargs)
+        recorder = self.recorder
+        with recorder.part as began:
+            name, queued = req.rid, self._scheduler.waiting_queue[-1:]
+            if queued and queued[0] is req and name not in recorder.live and len(recorder.live) < LIVE_MAX:
+                recorder.live[name] = req
+                if recorder.on:
+                    recorder.put(("new", began, req))
+                else:
+                    recorder.unheard = True
+        return answer
+
+    def _aborts(self, inner: Any, abort: Any, req: Any, *args: Any, **kwargs: Any) -> Any:
+        with self.recorder.part as began:
+            if req.rid not in self._rows:
+                self._ended(began, req, "FINISH_ABORT")
+        return inner(abort, req, *args, **kwargs)
+
+    def _ended(self, now: int, req: Any, reason: str) -> None:
+        recorder = self.recorder
+        if recorder.live.pop(req.rid, None) is not None:
+            recorder.forget(req.rid)
+            recorder.put(("ended", now, req, reason))
+
+    def _looks_up(self, inner: Any, params: Any, *args: Any, **kwargs: Any) -> Any:
+        answer = inner(params, *args, **kwargs)
+        recorder = self.recorder
+        req = getattr(params, "req", None)
+        if recorder.on and req is not None:
+            with recorder.part as began:
+                if req.rid in recorder.live and req.rid not in self._rows:
+                    self._looked_up(began, req.rid, answer.device_prefix_len, answer.host_hit_length)
+        return answer
+
+    def _looked_up(self, now: int, name: str, device: int, below: int) -> None:
+        recorder = self.recorder
+        if recorder.answers.get(name) != (device, below):
+            recorder.answers[name] = device, below
+            recorder.put(("lookup", now, name, device, below, False))
+
+    def _admits(self, inner: Any, running_batch: Any, *args: Any, **kwargs: Any) -> Any:
+        """The scheduler looks for requests to start: held requests are out of its queue meanwhile."""
+        recorder, scheduler = self.recorder, self._scheduler
+        held: list[Any] = []
+        before: list[Any] = []
+        if recorder.gated and self._may_hold:
+            with recorder.part:
+                before = scheduler.waiting_queue
+                held = [req for req in before if recorder.must_wait(req.rid, 0)]
+                if held:
+                    left_out = set(map(id, held))
+                    scheduler.waiting_queue = [req for req in before if id(req) not in left_out]
+        try:
+            return inner(running_batch, *args, **kwargs)
+        finally:
+            if held:
+                self._put_back(before, held)
+
+    def _put_back(self, before: list[Any], held: list[Any]) -> None:
+        scheduler = self._scheduler
+        kept, still = set(map(id, before)), set(map(id, [*held, *scheduler.waiting_queue]))
+        scheduler.waiting_queue = [
+            *(req for req in before if id(req) in still),
+            *(req for req in scheduler.waiting_queue if id(req) not in kept),
+        ]
+
+    # --- the table of rows: a request gets places, or gives all of them back ---
+
+    def _takes_rows(self, inner: Any, reqs: Any, *args: Any, **kwargs: Any) -> Any:
+        self._wanted = [(req, False) for req in reqs]
+        return inner(reqs, *args, **kwargs)
+
+    def _gives_row(self, inner: Any, req: Any, *args: Any, **kwargs: Any) -> Any:
+        answer = inner(req, *args, **kwargs)
+        recorder = self.recorder
+        with recorder.part as began:
+            self._rows.discard(req.rid)
+            if req.finished():
+                self._ended(began, req, type(req.finished_reason).__name__)
+            elif req.rid in recorder.live:
+                recorder.forget(req.rid)
+                recorder.put(("preempt", began, req.rid))
+        return answer
+
+    # --- the tree ---
+
+    def _publishes(self, inner: Any, req: Any, *args: Any, **kwargs: Any) -> Any:
+        first = req.kv.cache_protected_len
+        answer = inner(req, *args, **kwargs)
+        recorder = self.recorder
+        with recorder.part as began:
+            end = req.kv.cache_protected_len
+            if end > first and not self._tree.disable:
+                row = self._table.req_to_token[req.kv.req_pool_idx, first : end : self._page].clone()
+                recorder.put(("publish", began, req, first // self._page, row, self._events()))
+        return answer
+
+    def _evicts(self, inner: Any, *args: Any, **kwargs: Any) -> Any:
+        if self._freed is not None:
+            return inner(*args, **kwargs)
+        freed: list[Any] = []
+        self._freed = freed
+        before = self._pool.available_size()
+        try:
+            return inner(*args, **kwargs)
+        finally:
+            self._freed = None
+            if freed:
+                with self.recorder.part as began:
+                    self.recorder.put(("evict", began, freed, self._events(), before, self._demands()))
+
+    def _frees(self, inner: Any, indices: Any, *args: Any, **kwargs: Any) -> Any:
+        freed, self._freed = self._freed, None  # the allocator's methods call each other
+        try:
+            return inner(indices, *args, **kwargs)
+        finally:
+            if freed is not None:
+                freed.append(indices)
+                self._freed = freed
+
+    def _demands(self) -> list[tuple[str, int]]:
+        """Tokens that each request needs, in the order in which the scheduler serves them."""
+        page = self._page
+        spare = page if page > 1 else 0
+        return [
+            (req.rid, page * (not req.kv.kv_committed_len % page) if decodes else req.extend_len + spare)
+            for req, decodes in self._wanted
+        ]
+
+    def _checks(self, inner: Any, *args: Any, **kwargs: Any) -> Any:
+        self._wanted = [(req, True) for req in kwargs.get("requests") or ()]
+        return inner(*args, **kwargs)
+
+    def _loads(self, inner: Any, params: Any, *args: Any, **kwargs: Any) -> Any:
+        self._wanted = [] if params.req is None else [(params.req, False)]
+        return inner(params, *args, **kwargs)
+
+    def _clears(self, inner: Any, *args: Any, **kwargs: Any) -> Any:
+        answer = inner(*args, **kwargs)
+        with self.recorder.part as began:
+            self.recorder.put(("cleared", began, []))
+        return answer
+
+    # --- steps ---
+
+    def _forms(self, inner: Any, *args: Any, **kwargs: Any) -> Any:
+        plan = inner(*args, **kwargs)
+        recorder = self.recorder
+        with recorder.part as began:
+            batch = plan.batch_to_run
+            extends = batch is not None and batch.forward_mode.is_extend()
+            started = [req for req in batch.reqs if req.rid not in self._rows] if extends else []
+            self._rows.update([req.rid for req in started])
+            if batch is not None:
+                recorder.stepped(began)
+            if recorder.on and (recorder.want_full or recorder.unheard):
+                self._tell_all(began, batch)
+            elif recorder.on and batch is not None:
+                running = len(recorder.live) - len(self._scheduler.waiting_queue)
+                if extends:
+                    self._extended(began, batch, {req.rid for req in started}, running)
+                else:
+                    recorder.put(("decode", began, batch.reqs[:], batch.out_cache_loc, self._events(), running))
+        return plan
+
+    def _extended(self, now: int, batch: Any, started: set[str], running: int) -> None:
+        rows = []
+        for req, computed, count in zip(batch.reqs, batch.prefix_lens, batch.extend_lens, strict=False):
+            prefix, loaded = None, 0
+            if req.rid in started:
+                loaded = min(getattr(req, "host_loaded_length", 0), computed)
+                self._looked_up(now, req.rid, computed - loaded, loaded)
+                self.recorder.forget(req.rid)
+                if computed:
+                    prefix = self._table.req_to_token[req.kv.req_pool_idx, : computed : self._page].clone()
+            rows.append((req, computed, count, prefix, len(req.origin_input_ids) + len(req.output_ids), loaded))
+        self.recorder.put(("extend", now, rows, batch.out_cache_loc, self._events(), running))
+
+    def _tell_all(self, now: int, batch: Any) -> None:
+        """Every live request with its places, as they are after this step."""
+        recorder = self.recorder
+        if len(recorder.queue) > QUEUE_MAX // 2:
+            return  # the sender is behind: at a later step
+        recorder.want_full = recorder.unheard = False
+        recorder.answers.clear()
+        scheduled = set() if batch is None else {req.rid for req in batch.reqs}
+        rows = []
+        for name, req in recorder.live.items():
+            places, computed = None, 0
+            if name in self._rows:
+                computed = req.kv.kv_committed_len
+                places = self._table.req_to_token[req.kv.req_pool_idx, : computed : self._page].clone()
+            rows.append((
+                req, places, computed, name in scheduled, len(req.origin_input_ids) + len(req.output_ids),
+                req.kv.cache_protected_len // self._page,
+            ))
+        recorder.put(("all", now, rows, int(bool(recorder.stepped_ns)), recorder.dropped, self._events()))
+
+
+def _replace(owner: Any, name: str, around: Callable[..., Any]) -> None:
+    """Put ``around`` in the place of a method of this object, with the method as its first argument."""
+    inner = getattr(owner, name, None)
+    if inner is not None:
+        setattr(owner, name, functools.wraps(inner)(functools.partial(around, inner)))
+
+
+def _events_of(device: Any) -> Callable[[], Any]:
+    """A function that marks this moment on the device's stream; its result is None where tensors need no wait."""
+    kind = str(device).split(":")[0]
+    if kind == "cpu":
+        return lambda: None
+    module: Any = import_module("torch").get_device_module(kind)
+
+    def mark() -> Any:
+        event = module.Event()
+        event.record()
+        return event
+
+    return mark
+
+
+def _is_known(scheduler: Any) -> bool:
+    """True if each request has one place for each of its tokens and no method of SGLang's changes that unseen."""
+    tree = scheduler.tree_cache
+    components = [getattr(kind, "name", str(kind)) for kind in getattr(tree, "tree_components", ("FULL",))]
+    plain = components == ["FULL"] and getattr(scheduler, "kv_shard_widening", 1) == 1
+    return (
+        plain and getattr(tree, "cache_controller", None) is None
+        and scheduler.spec_algorithm.is_none() and scheduler.disaggregation_mode.name == "NULL"
+        and getattr(scheduler, "dllm_config", None) is None and getattr(tree, "linker", None) is None
+        and getattr(scheduler, "decode_offload_manager", None) is None
+    )

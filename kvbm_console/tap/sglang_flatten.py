@@ -1,0 +1,274 @@
+"""From the records of SGLang's scheduler to the messages of ``flatten``.
+
+SGLang hands out places by tensors of token positions, and its cache is a tree of tokens without hashes. So this half,
+in the sender's thread, reads the tensors, hashes the pages of each request, and follows the content of every place.
+
+An example with pages of two tokens. Request ``a`` with tokens 1 2 3 4 5 starts on pages 7, 8 and 9:
+``["step", ..., [["a", [6, 7, 8], 0, 5, 5]], ...]``. A place is a page minus one, because SGLang keeps page 0 for dummy
+tokens. After the prefill the tree takes the two full pages as ``["publish", "a", [6, 7], [hash of 1 2, hash of 1 2 3
+4]]``. If another request had published 1 2 on page 3 before, the tree would keep page 3. Then ``a`` would use page 3
+from then on, which is ``["publish", "a", [2, 7], ...]``. An eviction of page 3 is ``["evict", [["b", [2]]]]`` if ``b``
+needed the room.
+
+Law of this file: a hash is the one that SGLang's own event stream gives the page.
+"""
+
+import hashlib
+from array import array
+from typing import Any, Final
+
+from kvbm_console.tap.flatten import SESSION_CHARS_MAX, Flattener
+from kvbm_console.tap.recorder import LIVE_MAX
+
+TOKEN_BYTES: Final = 4
+_MASK: Final = 2**64 - 1
+STATUS: Final = {"FINISH_LENGTH": "FINISHED_LENGTH_CAPPED", "FINISH_ABORT": "FINISHED_ABORTED",
+                 "FINISH_MATCHED_TOKEN": "FINISHED_STOPPED", "FINISH_MATCHED_STR": "FINISHED_STOPPED",
+                 "FINISHED_MATCHED_REGEX": "FINISHED_STOPPED"}
+"""SGLang's classes for the end of a request; another class counts as an error."""
+
+
+class PageHashes:
+    """The hashes of a request's pages, as far as they were asked for.
+
+    >>> PageHashes(2, None, None).upto(array("q", [1, 2, 3, 4]), 2)
+    [3817746824117602890, 14230042624842341274]
+    """
+
+    __slots__ = ("_digest", "_namespace", "_page", "found")
+
+    def __init__(self, page: int, extra_key: str | None, cache_salt: str | None) -> None:
+        self._page = page
+        self._digest = b""
+        if cache_salt is not None:
+            self._digest = hashlib.sha256(b"sglang-cache-salt-v1\0" + cache_salt.encode()).digest()
+        self._namespace = None if extra_key is None else _namespace(extra_key)
+        self.found: list[int] = []
+
+    def upto(self, tokens: Any, pages: int) -> list[int]:
+        """The hashes of the first pages of these tokens, which continue those of earlier calls."""
+        page, digest, found = self._page, self._digest, self.found
+        for at in range(len(found), min(pages, len(tokens) // page)):
+            part = array("I", tokens[at * page : (at + 1) * page])
+            digest = hashlib.sha256(digest + part.tobytes()).digest()
+            key = digest[:8]
+            if self._namespace is not None:
+                key = hashlib.sha256(self._namespace + key).digest()[:8]
+            found.append(int.from_bytes(key, "big") & _MASK or 1)
+        self._digest = digest
+        return found[:pages]
+
+
+def _namespace(extra_key: str) -> bytes:
+    """The seed by which SGLang separates the blocks of an adapter in its event stream."""
+    encoded = extra_key.encode()
+    return hashlib.sha256(
+        b"sglang-kv-event-namespace-v1" + b"\x01" + len(encoded).to_bytes(8, "little") + encoded + b"\x00"
+    ).digest()
+
+
+class _Row:
+    """A request that has places."""
+
+    __slots__ = ("decodes", "end", "places")
+
+    def __init__(self) -> None:
+        self.places = 0
+        """Places that were reported."""
+        self.end = 0
+        """Tokens that are computed when the last formed step has ended."""
+        self.decodes = False
+
+
+class SglangFlattener(Flattener):
+    """The messages of one SGLang scheduler."""
+
+    def __init__(self, *, page: int, caching: bool = True) -> None:
+        super().__init__(block_tokens=page, caching=caching)
+        self._page = page
+        self._hashes_of: dict[str, PageHashes] = {}
+        self._rows: dict[str, _Row] = {}
+        self._tree: dict[int, int] | None = {}
+        """Place to hash of the tree's content; None once records were lost, until the tree is cleared."""
+        self._lost = 0
+
+    # --- requests ---
+
+    def _new(self, now: int, request: Any) -> list[Any]:
+        if len(self._requests) >= LIVE_MAX:
+            return []
+        self._requests[request.rid] = request
+        return [["new", now, *self._about(request)]]
+
+    def _about(self, request: Any) -> list[Any]:
+        prompt = len(request.origin_input_ids)
+        session = getattr(request, "session_id", None)
+        return [
+            request.rid, self._keys(request, prompt // self._page), prompt,
+            getattr(request.sampling_params, "max_new_tokens", 0) or 0, getattr(request, "priority", 0) or 0,
+            None if session is None else str(session)[:SESSION_CHARS_MAX],
+        ]
+
+    def _keys(self, request: Any, pages: int) -> list[int]:
+        """Hashes of the request's first pages; its output is appended to its prompt."""
+        hashes = self._hashes_of.get(request.rid)
+        if hashes is None:
+            hashes = self._hashes_of[request.rid] = PageHashes(
+                self._page, getattr(request, "extra_key", None), getattr(request, "cache_salt", None)
+            )
+        if len(hashes.found) < pages:
+            tokens = request.origin_input_ids
+            if pages * self._page > len(tokens):
+                tokens = tokens + request.output_ids
+            hashes.upto(tokens, pages)
+        return hashes.found[:pages]
+
+    def _ended(self, now: int, request: Any, reason: str) -> list[Any]:
+        self._drop(request.rid)
+        self._hashes_of.pop(request.rid, None)
+        if self._requests.pop(request.rid, None) is None:
+            return []
+        return [["finish", now, request.rid, STATUS.get(reason, reason), False, 0]]
+
+    def _preempt(self, now: int, name: str) -> list[Any]:
+        self._drop(name)
+        return [["preempt", now, name]]
+
+    def _drop(self, name: str) -> None:
+        self._rows.pop(name, None)
+        self._active.discard(name)
+        self._skipped.discard(name)
+
+    # --- the tree ---
+
+    def _publish(self, now: int, request: Any, first: int, places: Any, mark: Any) -> list[Any]:
+        ids = self._places_in(places, mark)
+        keys = self._keys(request, first + len(ids))[first:]
+        if self._tree is not None:
+            self._tree.update(zip(ids, keys, strict=False))
+        if request.rid not in self._requests or len(keys) != len(ids):
+            return []
+        return [["publish", now, request.rid, ids, keys]]
+
+    def _evict(self, now: int, freed: list[Any], mark: Any, free: int, wanted: list[tuple[str, int]]) -> list[Any]:
+        """Each request wants tokens in this order. A request for which no free tokens were left evicts pages."""
+        ids = [place for part in freed for place in self._places_in(part[:: self._page], mark)]
+        for place in ids:
+            if self._tree is not None:
+                self._tree.pop(place, None)
+        rows: list[list[Any]] = []
+        at = 0
+        for name, tokens in wanted:
+            lacking = max(0, tokens - free)
+            free = max(0, free - tokens)
+            count = -(-lacking // self._page)
+            if count and ids[at : at + count]:
+                rows.append([name, ids[at : at + count]])
+                at += count
+        if ids[at:]:
+            if not rows:
+                rows.append([wanted[-1][0] if wanted else "", []])
+            rows[-1][1] += ids[at:]
+        return [["evict", now, rows]]
+
+    def _cleared(self, now: int, preempted: list[str]) -> list[Any]:
+        self._tree = {}
+        return [["cleared", now, preempted]]
+
+    def _places_in(self, positions: Any, mark: Any) -> list[int]:
+        """The places of a tensor that has one token position of each page."""
+        if mark is not None:
+            mark.synchronize()
+        page = self._page
+        return [position // page - 1 for position in positions.tolist()]
+
+    # --- steps ---
+
+    def _extend(
+        self, now: int, rows: list[tuple[Any, ...]], positions: Any, mark: Any, running: int
+    ) -> list[Any]:
+        """A step that prefills: each row is (request, computed, tokens, device prefix or None, its tokens, loaded)."""
+        if mark is not None:
+            mark.synchronize()
+        positions = positions.tolist()
+        page = self._page
+        messages: list[Any] = []
+        starting: list[Any] = []
+        going: list[Any] = []
+        at = 0
+        for request, computed, count, prefix, tokens, loaded in rows:
+            name = request.rid
+            if name not in self._requests:
+                at += count
+                continue
+            ids = [
+                positions[at + offset] // page - 1 for offset in range(-computed % page, count, page)
+            ]
+            at += count
+            row = self._rows.get(name)
+            if row is None:
+                row = self._rows[name] = _Row()
+                if prefix is not None:
+                    ids = self._places_in(prefix, None) + ids
+                if loaded:
+                    messages.append(["alloc", now, name, list(ids), loaded])
+                starting.append([name, ids, computed, count, tokens])
+            else:
+                going.append([name, ids or None, computed, count, 0])
+            row.places += len(ids)
+            row.end = computed + count
+        return [*messages, self._formed(now, starting, going, [row[0].rid for row in rows], running)]
+
+    def _decode(self, now: int, requests: list[Any], positions: Any, mark: Any, running: int) -> list[Any]:
+        """A step that decodes: each request computes a token at the position given."""
+        going: list[Any] = []
+        page = self._page
+        read: list[int] | None = None
+        names = [request.rid for request in requests]
+        for at, name in enumerate(names):
+            row = self._rows.get(name)
+            if row is None:
+                continue
+            computed = row.end
+            row.end += 1
+            fresh = not computed % page
+            if fresh:
+                if read is None:
+                    if mark is not None:
+                        mark.synchronize()
+                    read = positions.tolist()
+                row.places += 1
+                going.append([name, [read[at] // page - 1], computed, 1, 0])
+            elif not row.decodes:
+                going.append([name, None, computed, 1, 0])
+            row.decodes = True
+        return [self._formed(now, [], going, names, running)]
+
+    def _formed(self, now: int, starting: list[Any], going: list[Any], names: list[str], running: int) -> list[Any]:
+        skipped, unskipped = self._left_out(dict.fromkeys(names, 1), ())
+        return ["step", now, starting, [], going, [], skipped, unskipped, running, []]
+
+    def _all(
+        self, now: int, rows: list[tuple[Any, ...]], steps: int, dropped: int, mark: Any = None, *_: Any
+    ) -> list[Any]:
+        """Each row is (request, places or None, computed, in the last step, tokens, pages in the tree)."""
+        for memory in (self._requests, self._rows, self._active, self._skipped):
+            memory.clear()
+        if dropped != self._lost:
+            self._tree, self._lost = None, dropped
+        live = []
+        for request, places, computed, scheduled, tokens, cached in rows[:LIVE_MAX]:
+            name = request.rid
+            self._requests[name] = request
+            ids = [] if places is None else self._places_in(places, mark)
+            if ids:
+                row = self._rows[name] = _Row()
+                row.places, row.end, row.decodes = len(ids), computed, computed > tokens
+                (self._active if scheduled else self._skipped).add(name)
+            live.append([self._about(request), [
+                ids, computed, "RUNNING" if ids else "WAITING", tokens, scheduled, self._keys(request, cached),
+            ]])
+        for name in self._hashes_of.keys() - self._requests.keys():
+            del self._hashes_of[name]
+        tree = None if self._tree is None else [[list(self._tree), list(self._tree.values())], []]
+        return [["all", now, live, steps, dropped, tree, None]]

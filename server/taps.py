@@ -1,0 +1,125 @@
+"""The socket for taps, beside the daemon's own: an engine's side that has neither gRPC nor protobuf connects here.
+
+    engine: tap thread --- unix:PATH.tap --- reporter process --- unix:PATH (gRPC) --- daemon
+
+A tap connects and sends its settings as one frame. The daemon starts a reporter (``kvbm_console.reporter``) and
+hands it the connection, so the daemon's process decodes no record. The reporter ends with the tap or with the daemon.
+
+Law of this file: a peer costs the daemon one read of at most ``SETTINGS_MAX`` bytes and one process of ``TAPS_MAX``.
+"""
+
+import asyncio
+import contextlib
+import os
+import socket
+import sys
+from pathlib import Path
+from typing import Final
+
+import msgspec
+from msgspec.structs import replace
+
+from kvbm_console.addresses import tap_path
+from kvbm_console.tap.sender import LENGTH, TapSettings
+
+from .options import SOCKET_UMASK
+
+SETTINGS_MAX: Final = 65_536
+SETTINGS_WAIT_S: Final = 5.0
+TAPS_MAX: Final = 64
+"""Taps of one daemon: an engine has one per rank of data parallelism. Further connections are closed."""
+END_S: Final = 1.0
+"""Time in which reporters may end by themselves; then they are killed."""
+
+
+class TapListener:
+    """Accepts at most ``most`` taps for the daemon at ``unix:PATH`` and keeps their reporters.
+
+    A tap must send its settings within ``wait_s`` seconds.
+    """
+
+    def __init__(self, address: str, *, most: int = TAPS_MAX, wait_s: float = SETTINGS_WAIT_S) -> None:
+        self._address = address
+        self._most, self._wait_s = most, wait_s
+        self._path = Path(tap_path(address))
+        self._taps: set[asyncio.Task[None]] = set()
+        self._socket: socket.socket | None = None
+
+    def open(self) -> None:
+        """Listen. The daemon holds the lock of its own path, so a file that lies here is of a dead daemon."""
+        self._path.unlink(missing_ok=True)
+        listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        before = os.umask(SOCKET_UMASK)
+        try:
+            listening.bind(str(self._path))
+        finally:
+            os.umask(before)
+        listening.listen(TAPS_MAX)
+        listening.setblocking(False)
+        self._socket = listening
+
+    async def run(self) -> None:
+        """Accept taps until cancelled."""
+        assert self._socket is not None
+        loop = asyncio.get_running_loop()
+        while True:
+            connection, _ = await loop.sock_accept(self._socket)
+            if len(self._taps) >= self._most:
+                connection.close()
+                continue
+            task = asyncio.create_task(self._tap(connection), name="tap")
+            self._taps.add(task)
+            task.add_done_callback(self._taps.discard)
+
+    async def close(self) -> None:
+        """End the reporters and give the path back."""
+        for task in self._taps:
+            task.cancel()
+        await asyncio.gather(*self._taps, return_exceptions=True)
+        if self._socket is not None:
+            self._socket.close()
+            self._path.unlink(missing_ok=True)
+
+    async def _tap(self, connection: socket.socket) -> None:
+        """Read the settings of a tap, start its reporter, and wait for the reporter's end."""
+        with connection:
+            connection.setblocking(False)
+            try:
+                async with asyncio.timeout(self._wait_s):
+                    settings = await self._settings(connection)
+            except (OSError, ValueError, TimeoutError):
+                return
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, "-P", "-m", "kvbm_console.reporter", str(connection.fileno()),
+                msgspec.json.encode(settings).decode(), "--once", pass_fds=(connection.fileno(),),
+                stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.DEVNULL, start_new_session=True,
+            )
+        try:
+            await process.wait()
+        finally:
+            if process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    process.terminate()
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout(END_S):
+                            await process.wait()
+                    process.kill()
+
+    async def _settings(self, connection: socket.socket) -> TapSettings:
+        """The settings of a tap, with this daemon as their target. Raises ``ValueError`` for anything else."""
+        (size,) = LENGTH.unpack(await _exactly(connection, LENGTH.size))
+        if size > SETTINGS_MAX:
+            raise ValueError(f"the settings of a tap have at most {SETTINGS_MAX} bytes, got {size}")
+        given = msgspec.msgpack.decode(await _exactly(connection, size), type=TapSettings)
+        return replace(given, target=self._address, serve=False, token_file="", tls_ca="")
+
+
+async def _exactly(connection: socket.socket, size: int) -> bytes:
+    loop = asyncio.get_running_loop()
+    data = b""
+    while len(data) < size:
+        part = await loop.sock_recv(connection, size - len(data))
+        if not part:
+            raise ValueError("a tap ended before its settings")
+        data += part
+    return data

@@ -1,0 +1,120 @@
+"""The socket for taps: a tap gets a reporter, and a peer that is no tap gets its connection closed.
+
+Law of this file: a peer costs the daemon one bounded read and one place among the taps, and gives both back.
+"""
+
+import asyncio
+import socket
+import stat
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from kvbm_console.addresses import tap_path
+from kvbm_console.tap.sender import LENGTH, TapAnswer, TapSettings
+from server.taps import SETTINGS_MAX, TapListener
+from tests.server.daemons import daemon_at, options_for, running, socket_directory
+
+SETTINGS = TapSettings("elsewhere:1", "engine", 16, 100, serve=True, token_file="/nowhere", tls_ca="/nowhere")
+
+
+def frame(value: Any) -> bytes:
+    data = msgspec.msgpack.encode(value)
+    return LENGTH.pack(len(data)) + data
+
+
+async def answer(reader: asyncio.StreamReader) -> TapAnswer:
+    (size,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
+    return msgspec.msgpack.decode(await reader.readexactly(size), type=TapAnswer)
+
+
+def mode_of(path: str) -> int | None:
+    """The permissions of a file; None without the file."""
+    return stat.S_IMODE(Path(path).stat().st_mode) if Path(path).exists() else None
+
+
+@asynccontextmanager
+async def listening(**limits: Any) -> AsyncIterator[str]:
+    """A listener whose daemon is not there; yields the path for taps."""
+    with socket_directory() as place:
+        taps = TapListener(f"unix:{place}/d.sock", **limits)
+        taps.open()
+        running = asyncio.ensure_future(taps.run())
+        try:
+            yield tap_path(f"unix:{place}/d.sock")
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+            await taps.close()
+
+
+@pytest.mark.asyncio
+async def test_a_tap_gets_a_reporter_to_this_daemon_whatever_its_settings_name() -> None:
+    async with daemon_at() as daemon:
+        path = tap_path(daemon.address)
+        assert mode_of(path) == 0o600
+        reader, writer = await asyncio.open_unix_connection(path)
+        writer.write(frame(SETTINGS))
+        assert (await answer(reader)).listens is True
+        writer.write_eof()
+        await reader.read()  # to the end of the reporter
+        writer.close()
+    assert mode_of(path) is None
+
+
+@pytest.mark.asyncio
+async def test_the_end_of_a_daemon_ends_its_reporters() -> None:
+    async with daemon_at() as daemon:
+        reader, writer = await asyncio.open_unix_connection(tap_path(daemon.address))
+        writer.write(frame(SETTINGS))
+        assert (await answer(reader)).listens is True
+    await reader.read()  # to its end
+    writer.close()
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("sent", [
+    LENGTH.pack(SETTINGS_MAX + 1), frame(["no", "settings"]), frame({"target": 7}), LENGTH.pack(3) + b"\xc1\xc1\xc1",
+    LENGTH.pack(100) + b"short",
+], ids=["too large", "a list", "wrong types", "no msgpack", "cut"])
+async def test_a_peer_that_is_no_tap_is_closed(sent: bytes) -> None:
+    async with listening() as path:
+        reader, writer = await asyncio.open_unix_connection(path)
+        writer.write(sent)
+        writer.write_eof()
+        assert await reader.read() == b""
+        writer.close()
+
+
+@pytest.mark.asyncio
+async def test_a_silent_peer_gives_its_place_back() -> None:
+    async with listening(wait_s=0.0) as path:
+        reader, writer = await asyncio.open_unix_connection(path)
+        assert await reader.read() == b""
+        writer.close()
+
+
+@pytest.mark.asyncio
+async def test_taps_beyond_the_bound_are_closed_and_others_stay() -> None:
+    async with listening(most=1) as path:
+        first = await asyncio.open_unix_connection(path)
+        second = await asyncio.open_unix_connection(path)
+        assert await second[0].read() == b""
+        assert not first[0].at_eof()
+        for _, writer in (first, second):
+            writer.close()
+
+
+@pytest.mark.asyncio
+async def test_the_socket_of_a_dead_daemon_is_replaced() -> None:
+    with socket_directory() as place:
+        path = f"{place}/d.sock.tap"
+        with socket.socket(socket.AF_UNIX) as dead:
+            dead.bind(path)
+        async with running(options_for(None, f"unix:{place}/d.sock")) as daemon:
+            _, writer = await asyncio.open_unix_connection(tap_path(daemon.address))
+            writer.close()

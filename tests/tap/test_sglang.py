@@ -1,0 +1,126 @@
+"""SGLang's cache keeps each content once: its tap's messages, told by hand.
+
+Law of this file: each message is one that SGLang's scheduler was seen to cause.
+"""
+
+from array import array
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from kvbm_console.core import events as ev
+from kvbm_console.core.columns import unpack_hashes, unpack_ids
+from kvbm_console.core.ids import SlotState
+from kvbm_console.tap.recorder import TapRecorder
+from kvbm_console.tap.sender import TapSettings
+from kvbm_console.tap.sglang_flatten import SglangFlattener
+from tests.tap.watching import Watching
+
+PAGE = 4
+KEYS = [11, 12, 13]
+
+
+class Tensor(list[int]):
+    """Token positions, as a tensor gives them."""
+
+    def __getitem__(self, part: Any) -> Any:
+        found = super().__getitem__(part)
+        return Tensor(found) if isinstance(part, slice) else found
+
+    def tolist(self) -> list[int]:
+        return list(self)
+
+
+@pytest.fixture
+def watch() -> Watching:
+    watch = Watching(TapRecorder(), SglangFlattener(page=PAGE), TapSettings("", "sglang", PAGE, 16))
+    watch.pump()
+    return watch
+
+
+def tell(watch: Watching, *messages: list[Any]) -> None:
+    """Messages of one step."""
+    watch.now += 1_000
+    watch.events = []
+    watch.take([[message[0], watch.now, *message[1:]] for message in messages])
+    assert not watch.translator.wants_all
+
+
+def start(watch: Watching, name: str, places: list[int], found: int = 0) -> None:
+    """A request of three blocks and a token starts, with blocks found on the device."""
+    tell(watch, ["new", name, KEYS, 3 * PAGE + 1, 8, 0, None], ["lookup", name, found * PAGE, 0, False])
+    going = 3 * PAGE + 1 - found * PAGE
+    tell(watch, ["step", [[name, places, found * PAGE, going, 3 * PAGE + 1]], [], [], [], [], [], 1, []])
+
+
+def test_the_places_of_the_cache_replace_a_requests_own_copies(watch: Watching) -> None:
+    start(watch, "a", [0, 1, 2, 3])
+    start(watch, "b", [4, 5, 6, 7])
+    tell(watch, ["publish", "a", [0, 1], KEYS[:2]])
+    tell(watch, ["publish", "b", [0, 1, 6], KEYS])
+    state = watch.leader.state
+    a, b = state.slots.values()
+    assert (a.device_blocks, b.device_blocks) == ([0, 1, 2, 3], [0, 1, 6, 7])
+    assert (a.filled_blocks, b.filled_blocks) == (2, 3)
+    (pool,) = state.pools
+    assert [pool.refs[place] for place in range(8)] == [2, 2, 1, 1, 0, 0, 1, 1]
+    assert [pool.hash_of[place] for place in (0, 1, 6)] == KEYS
+    assert [type(event) for event in watch.events] == [ev.DeviceBlocksReplaced, ev.BlocksFilled]
+    tell(watch, ["publish", "a", [6], KEYS[2:]])
+    assert a.device_blocks == [0, 1, 6, 3]
+    tell(watch, ["finish", "a", "FINISHED_STOPPED", False, 0], ["finish", "b", "FINISHED_STOPPED", False, 0])
+    assert (not any(pool.refs), pool.resident_blocks, watch.rejected, state.lost_sources) == (True, 3, [], {})
+    assert watch.mirror.totals == state.totals
+
+
+@pytest.mark.parametrize("places", [[9, 5], [4, 5, 6, 7, 8], [1, 1]], ids=str)
+def test_a_publication_that_does_not_fit_marks_the_engine_as_lossy(watch: Watching, places: list[int]) -> None:
+    start(watch, "b", [4, 5, 6, 7])
+    tell(watch, ["publish", "b", places, list(range(30, 30 + len(places)))])
+    assert watch.leader.state.lost_sources
+    assert watch.rejected == []
+
+
+def test_a_retracted_request_finds_blocks_of_an_answer_that_another_request_computed(watch: Watching) -> None:
+    """Both got the same answer. The first published its answer, so the second finds more than its prompt."""
+    start(watch, "a", [0, 1, 2, 3])
+    start(watch, "b", [4, 5, 6, 7])
+    tell(watch, ["preempt", "b"])
+    tell(watch, ["publish", "a", [0, 1, 2, 3], [*KEYS, 14]], ["finish", "a", "FINISHED_STOPPED", False, 0])
+    tell(watch, ["lookup", "b", 4 * PAGE, 0, False])
+    tell(watch, ["step", [["b", [0, 1, 2, 3, 8], 4 * PAGE, 1, 4 * PAGE + 1]], [], [], [], [], [], 1, []])
+    (slot,) = [slot for slot in watch.leader.state.slots.values() if slot.request == "b"]
+    assert (slot.state, slot.device_blocks, slot.filled_blocks) == (SlotState.PREFILLING, [0, 1, 2, 3, 8], 4)
+    assert slot.hashes == [*KEYS, 14]
+    assert (watch.rejected, watch.leader.state.lost_sources) == ([], {})
+
+
+def test_an_eviction_names_the_requests_that_found_no_free_page(watch: Watching) -> None:
+    """``a`` needs 2 pages, ``b`` 2, ``c`` 1, and 3 pages are free: ``b`` needs one evicted page, ``c`` another."""
+    flattener = SglangFlattener(page=PAGE)
+    freed = [Tensor(range(5 * PAGE, 7 * PAGE))]  # the tree gives up pages 5 and 6
+    record = ("evict", 7, freed, None, 3 * PAGE, [("a", 2 * PAGE), ("b", 2 * PAGE), ("c", PAGE)])
+    assert flattener.messages(record) == [["evict", 7, [["b", [4]], ["c", [5]]]]]
+    start(watch, "a", [4, 5, 6, 7])
+    tell(watch, ["publish", "a", [4, 5], KEYS[:2]], ["finish", "a", "FINISHED_STOPPED", False, 0])
+    tell(watch, ["new", "b", [91], PAGE, 1, 0, None], ["new", "c", [92], PAGE, 1, 0, None])
+    tell(watch, ["evict", [["b", [4]], ["c", [5]]]])
+    slots = {slot.slot: slot.request for slot in watch.leader.state.slots.values()}
+    evicted = [event for event in watch.events if isinstance(event, ev.BlocksEvicted)]
+    assert [(slots[event.for_slot or 0], unpack_ids(event.ids), unpack_hashes(event.hashes)) for event in evicted] == [
+        ("b", [4], KEYS[:1]), ("c", [5], KEYS[1:2]),
+    ]
+
+
+def test_salts_and_adapters_separate_the_hashes_of_equal_tokens() -> None:
+    def keys(**more: Any) -> list[int]:
+        request = SimpleNamespace(
+            rid="a", origin_input_ids=array("q", range(9)), output_ids=array("q"), sampling_params=None, **more
+        )
+        (message,) = SglangFlattener(page=PAGE).messages(("new", 1, request))
+        return list(message[3])
+
+    plain, salted, adapted = keys(), keys(cache_salt="s"), keys(extra_key="lora")
+    assert len(plain) == 2
+    assert len({*plain, *salted, *adapted}) == 6

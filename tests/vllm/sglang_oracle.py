@@ -1,0 +1,293 @@
+"""A leader that watches SGLang through the tap, compared with the scheduler itself after every step.
+
+A process of its own: each line on stdin is a run, in JSON, and each line on stdout its figures or the error.
+
+Law of this file: nothing is compared with what the tap says. Requests and places are read in the scheduler, hashes are
+computed anew from tokens, and evictions are those of SGLang's own KV events.
+"""
+
+import hashlib
+import json
+import os
+import random
+import sys
+import tempfile
+import traceback
+from array import array
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from kvbm_console.core import events as ev
+from kvbm_console.core.columns import unpack_hashes, unpack_ids
+from kvbm_console.core.ids import Authority, FinishReason, SlotState
+from kvbm_console.core.state import CacheState
+from kvbm_console.core.tiers import READY, PoolFacts
+from kvbm_console.tap import sglang as binding
+from tests.tap.watching import Watching
+from tests.vllm.sglang_engine import Engine, HookRegistry
+
+WAITING = {SlotState.INITIALIZED, SlotState.ONBOARD_STAGED, SlotState.PREEMPTED}
+
+
+def workload(seed: int, sessions: int, turns: int, longest: int = 40) -> list[tuple[int, str, list[int], int]]:
+    """(step of arrival, name, prompt, output): sessions whose prompts grow and share a system prompt. Some prompts are
+    asked twice at once."""
+    dice = random.Random(seed)
+    system = [dice.randrange(1000) for _ in range(40)]
+    found = []
+    for session in range(sessions):
+        prompt = system + [dice.randrange(1000) for _ in range(dice.randrange(20, 90))]
+        at = session * 2
+        for turn in range(turns):
+            output = dice.randrange(4, longest)
+            found.append((at, f"s{session}t{turn}", list(prompt), output))
+            if dice.random() < 0.3:
+                found.append((at, f"s{session}t{turn}again", list(prompt), output))
+            prompt += [dice.randrange(1000) for _ in range(dice.randrange(10, 60))]
+            at += dice.randrange(10, 40)
+    return sorted(found)
+
+
+def places_of(engine: Engine, req: Any) -> list[int]:
+    """Places of a request, read in the table of rows."""
+    if not req.kv.holds_kv:
+        return []
+    row = engine.scheduler.req_to_token_pool.req_to_token[req.kv.req_pool_idx, : req.kv.kv_allocated_len : engine.page]
+    return [int(position) // engine.page - 1 for position in row]
+
+
+def compare(engine: Engine, state: CacheState) -> None:
+    """Every request, every place, every holder."""
+    batch = engine.formed
+    scheduled = {} if not batch else {req.rid: batch.forward_mode for req in batch.reqs}
+    live = {slot.request: slot for slot in state.slots.values() if slot.state is not SlotState.FINISHING}
+    requests = engine.live()
+    assert live.keys() == requests.keys(), live.keys() ^ requests.keys()
+    held: Counter[int] = Counter()
+    for name, req in requests.items():
+        slot, places = live[name], places_of(engine, req)
+        assert slot.device_blocks == places, (name, slot.state, slot.device_blocks, places)
+        held.update(places)
+        if not places:
+            assert slot.state in WAITING, (name, slot.state)
+            continue
+        assert slot.computed_tokens(state.iteration) == req.kv.kv_committed_len, name
+        if name in scheduled:
+            decodes = scheduled[name].is_decode() or req in (batch.decoding_reqs or ())
+            assert slot.state is (SlotState.DECODING if decodes else SlotState.PREFILLING), (name, slot.state)
+        elif batch:  # a turn without a batch is no step, and leaves nobody out
+            assert slot.state in (SlotState.SKIPPED_PREFILL, SlotState.SKIPPED_DECODE), (name, slot.state)
+    (pool,) = (pool for pool in state.pools if pool.info.authority is Authority.OBSERVED)
+    assert {place: refs for place, refs in enumerate(pool.refs) if refs} == dict(held)
+    compare_tree(engine, pool, held)
+
+
+def compare_tree(engine: Engine, pool: PoolFacts, held: Counter[int]) -> None:
+    """The tree's content, its locks, and the free pages."""
+    scheduler, page = engine.scheduler, engine.page
+    known = {place: key for place, key in enumerate(pool.hash_of) if key and pool.content[place] == READY}
+    core = scheduler.tree_cache.tree_core
+    if scheduler.tree_cache.disable:
+        assert known == {}
+    elif hasattr(core, "_node_arena"):
+        resident, locked = content_of(core, page)
+        assert known == resident
+        assert locked == {place for place in resident if held[place]}
+    else:
+        rows = core.walk_for_kv_canary(False, False)
+        places = {int(slot) // page - 1 for slot in rows.slot_indices}
+        assert places == set(known)
+        unlocked = {int(slot) // page - 1 for slot in core.walk_for_kv_canary(True, False).slot_indices}
+        assert places - unlocked == {place for place in places if held[place]}
+        parent = {
+            int(slot) // page - 1: int(before) // page - 1
+            for slot, before, at in zip(rows.slot_indices, rows.prev_slot_indices, rows.positions, strict=True)
+            if not int(at) % page
+        }
+        for place, before in parent.items():
+            if before >= 0:
+                assert engine_parents(engine)[known[place]] == known[before]
+    assert Counter(known.values()) == resident_by_events(engine)
+    free = {int(one) - 1 for one in scheduler.token_to_kv_pool_allocator.get_all_free_pages()}
+    assert free == set(range(pool.places_max)) - set(known) - set(held)
+
+
+def content_of(core: Any, page: int) -> tuple[dict[int, int], set[int]]:
+    """Place to hash of the Python tree, hashes computed from tokens, and the places of locked nodes."""
+    resident: dict[int, int] = {}
+    locked: set[int] = set()
+
+    def walk(node: Any, digest: bytes) -> None:
+        value = node.component_data[0].value
+        tokens = node.key.raw_token_ids()
+        for at in range(0, len(tokens), page):
+            digest = hashlib.sha256(digest + array("I", tokens[at : at + page]).tobytes()).digest()
+            if value is not None and len(value):
+                place = int(value[at]) // page - 1
+                assert place not in resident
+                resident[place] = int.from_bytes(digest[:8], "big")
+                if node.component_data[0].lock_ref:
+                    locked.add(place)
+        for child in node.children.values():
+            walk(child, digest)
+
+    walk(core.root_node, b"")
+    return resident, locked
+
+
+def _named(events: list[Any], kind: str, medium: str = "GPU") -> list[Any]:
+    return [one for one in events if type(one).__name__ == kind and getattr(one.medium, "value", one.medium) == medium]
+
+
+def resident_by_events(engine: Engine, medium: str = "GPU") -> Counter[int]:
+    """Hashes on a medium, by SGLang's own events since the beginning."""
+    found: Counter[int] = Counter()
+    for event in engine.events:
+        kind = type(event).__name__
+        if kind == "AllBlocksCleared":
+            found.clear()
+        elif getattr(event.medium, "value", event.medium) == medium:
+            change = 1 if kind == "BlockStored" else -1
+            for key in event.block_hashes:
+                found[key & (2**64 - 1)] += change
+    assert not -found
+    return +found
+
+
+def engine_parents(engine: Engine) -> dict[int, int]:
+    """Hash to the hash before it, by SGLang's own events."""
+    found = {}
+    for event in _named(engine.events, "BlockStored"):
+        before = event.parent_block_hash
+        for key in event.block_hashes:
+            if before is not None:
+                found[key & (2**64 - 1)] = before & (2**64 - 1)
+            before = key
+    return found
+
+
+def wanting() -> set[str]:
+    """Requests that SGLang makes room for at this moment, read in the frames of its own functions."""
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        name, values = frame.f_code.co_name, frame.f_locals
+        if name in ("alloc_for_extend", "alloc_for_decode", "alloc_for_decode_default"):
+            return {req.rid for req in values["batch"].reqs}
+        if name == "check_decode_mem":
+            chosen = values["selected_indices"]
+            reqs = values["self"].reqs
+            return {req.rid for req in (reqs if chosen is None else [reqs[at] for at in chosen])}
+        if name in ("add_one_req", "release_req") and "req" in values:
+            return {values["req"].rid} if name == "add_one_req" else set()
+        frame = frame.f_back
+    return set()
+
+
+def watch_evictions(engine: Engine, log: list[tuple[set[int], set[str]]]) -> None:
+    """Keep (places, requests they may be for) of every eviction, beneath the tap."""
+    pool, page = engine.scheduler.token_to_kv_pool_allocator, engine.page
+    tree = engine.scheduler.tree_cache
+    evict, free = tree.evict_for_alloc, pool.free_segment
+    now: list[set[int]] = []
+
+    def evict_and_keep(*args: Any, **kwargs: Any) -> Any:
+        now.append(set())
+        try:
+            return evict(*args, **kwargs)
+        finally:
+            places = now.pop()
+            if places:
+                log.append((places, wanting()))
+
+    def free_and_keep(indices: Any, **kwargs: Any) -> Any:
+        if now:
+            now[-1].update(int(position) // page - 1 for position in indices[::page])
+        return free(indices, **kwargs)
+
+    tree.evict_for_alloc, pool.free_segment = evict_and_keep, free_and_keep
+
+
+def run(order: dict[str, Any]) -> dict[str, Any]:
+    """One run to its end, compared after every step; its figures."""
+    with tempfile.TemporaryDirectory() as directory:
+        engine = Engine(Path(directory), **order.get("engine", {}))
+    log: list[tuple[set[int], set[str]]] = []
+    watch_evictions(engine, log)
+    tap = engine.scheduler.kvbm_tap
+    watch = Watching(tap.recorder, tap.sender.flattener, tap.sender.settings)
+    told: list[tuple[int, int | None]] = []
+    seen: Counter[str] = Counter()
+    names: dict[int, str] = {}
+    for wave in range(order.get("waves", 1)):
+        requests = [(at, f"w{wave}{name}", *rest) for at, name, *rest in workload(*order["workload"])]
+        for _ in engine.run(requests, aborts=order.get("aborts", 0.0), seed=order.get("seed", 0)):
+            watch.pump()
+            assert watch.rejected == [], watch.rejected
+            state = watch.leader.state
+            names.update({number: slot.request for number, slot in state.slots.items()})
+            told += evictions(watch.events, state)
+            seen.update(slot.state.label for slot in state.slots.values())
+            seen.update(type(event).__name__ for event in watch.events)
+            compare(engine, state)
+        if order.get("waves"):
+            engine.settle()
+            watch.pump()
+            seen["cached before the flush"] += watch.leader.state.pools[0].resident_blocks
+            seen["flushed"] += engine.scheduler.flush_cache()
+            engine.scheduler.tree_cache.take_events()
+            watch.pump()
+            compare(engine, watch.leader.state)
+    watch.pump()
+    engine.formed = None
+    compare(engine, watch.leader.state)
+    assert watch.rejected == []
+    assert watch.leader.state.lost_sources == {}
+    assert tap.recorder.errors == 0
+    assert watch.mirror.totals == watch.leader.state.totals
+    removed = Counter(
+        key & (2**64 - 1) for event in _named(engine.events, "BlockRemoved") for key in event.block_hashes
+    )
+    assert Counter(key for key, _, _ in told) == removed
+    allowed: dict[int, list[set[str]]] = {}
+    for places, requests in log:
+        for place in places:
+            allowed.setdefault(place, []).append(requests)
+    for _, place, slot in told:
+        requests = allowed[place].pop(0)
+        assert not requests or (slot is not None and names[slot] in requests), (place, slot, requests)
+    totals = watch.leader.state.totals
+    return {
+        "steps": engine.steps, "opened": totals.slots_opened, "finished": {
+            reason.label: totals.finished[reason] for reason in FinishReason if totals.finished[reason]
+        }, "hits": list(totals.hit_blocks), "preemptions": totals.preemptions, "evicted": len(told),
+        "nobody": sum(slot is None for _, _, slot in told), "seen": dict(seen), "tree": type(
+            engine.scheduler.tree_cache.tree_core).__name__,
+    }
+
+
+def evictions(events: list[ev.Event], state: CacheState) -> list[tuple[int, int, int | None]]:
+    """(hash, place, slot that caused it) of every eviction from the device."""
+    return [
+        (key, place, event.for_slot) for event in events
+        if isinstance(event, ev.BlocksEvicted) and state.pools[event.pool].info.authority is Authority.OBSERVED
+        for key, place in zip(unpack_hashes(event.hashes), unpack_ids(event.ids), strict=True)
+    ]
+
+
+def main() -> None:
+    os.environ["KVBM_TAP"] = '{"send": false}'
+    binding.plugin()
+    HookRegistry.apply_hooks()
+    answers = sys.stdout
+    sys.stdout = sys.stderr
+    for line in sys.stdin:
+        try:
+            answer = run(json.loads(line))
+        except BaseException:
+            answer = {"error": traceback.format_exc()}
+        print(json.dumps(answer), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,97 @@
+"""The tap in SGLang's real scheduler: every transition against the scheduler's own truth. Run by ``make test-vllm``.
+
+The scheduler runs in a process of its own (``sglang_oracle``), because the packages of kernels that it imports are
+replaced there by empty modules.
+"""
+
+import importlib.util
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.timeout(600)
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class Oracle:
+    """The process that runs SGLang beside a leader and compares them after every step."""
+
+    def __init__(self) -> None:
+        self._child = subprocess.Popen(
+            [sys.executable, "-W", "ignore", "-m", "tests.vllm.sglang_oracle"], cwd=ROOT, stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+        )
+
+    def run(self, workload: list[int], *, engine: dict[str, Any], **options: Any) -> dict[str, Any]:
+        """The figures of one run whose every step was compared."""
+        assert self._child.stdin is not None
+        assert self._child.stdout is not None
+        print(json.dumps({"workload": workload, "engine": engine, **options}), file=self._child.stdin, flush=True)
+        answer: dict[str, Any] = json.loads(self._child.stdout.readline() or '{"error": "the process has ended"}')
+        assert "error" not in answer, answer["error"]
+        return answer
+
+    def end(self) -> None:
+        self._child.communicate()
+
+
+@pytest.fixture(scope="module")
+def oracle() -> Iterator[Oracle]:
+    if importlib.util.find_spec("sglang") is None:
+        pytest.skip("make test-vllm runs these")
+    started = Oracle()
+    yield started
+    started.end()
+
+
+@pytest.mark.parametrize("tree", ["python", "rust"])
+@pytest.mark.parametrize("page", [1, 16])
+def test_reuse_chunks_retractions_and_aborts(oracle: Oracle, page: int, tree: str) -> None:
+    """Requests share prefixes and compute the same blocks twice; the pool is too small for the answers."""
+    found = oracle.run(
+        [1, 8, 2, 160], aborts=0.01,
+        engine={"page": page, "tokens": 768, "tree": tree, "schedule_conservativeness": 0.1},
+    )
+    seen = found["seen"]
+    assert found["tree"] == {"python": "UnifiedTreeCore", "rust": "RustUnifiedTreeCore"}[tree]
+    assert found["preemptions"] > 0
+    assert found["finished"].keys() == {"length", "aborted"}
+    assert found["hits"][0] > 0
+    assert found["evicted"] > 0
+    assert found["nobody"] == 0
+    assert seen["DeviceBlocksReplaced"] > 0
+    assert seen["skipped_prefill"] > 0
+
+
+@pytest.mark.parametrize("tree", ["python", "rust"])
+def test_a_flush_of_the_cache_is_seen(oracle: Oracle, tree: str) -> None:
+    """As ``/flush_cache`` does it, between two waves of requests."""
+    seen = oracle.run([4, 4, 1], waves=2, engine={"page": 16, "tokens": 640, "tree": tree})["seen"]
+    assert (seen["flushed"], seen["cached before the flush"] > 0) == (2, True)
+
+
+@pytest.mark.parametrize(
+    "engine", [
+        {"page": 16, "tokens": 640, "chunked_prefill_size": -1},
+        {"page": 16, "tokens": 640, "enable_mixed_chunk": True},
+        {"page": 16, "tokens": 640, "overlap": True}, {"page": 1, "tokens": 640, "overlap": True},
+        {"page": 16, "tokens": 640, "schedule_policy": "lpm"},
+    ], ids=str,
+)
+def test_other_ways_to_form_a_batch(oracle: Oracle, engine: dict[str, Any]) -> None:
+    found = oracle.run([4, 5, 2], aborts=0.02, engine={"tree": "python", **engine})
+    assert found["hits"][0] > 0
+    assert found["evicted"] > 0
+    assert found["nobody"] == 0
+
+
+@pytest.mark.parametrize("page", [1, 16])
+def test_without_a_radix_cache_no_block_is_cached(oracle: Oracle, page: int) -> None:
+    found = oracle.run([3, 4, 2], engine={"page": page, "tokens": 640, "disable_radix_cache": True})
+    assert sum(found["hits"]) == found["evicted"] == 0
+    assert "BlocksFilled" not in found["seen"]

@@ -140,8 +140,8 @@ class Life:
     """The history of one slot. ``closed_ns`` is None while it is live."""
 
     __slots__ = (
-        "cause_seq", "changes", "closed_ns", "dropped", "lost", "moves", "moves_max", "opened_ns", "request", "slot",
-        "starts", "stays", "story", "transfers",
+        "cause_seq", "changes", "closed_ns", "dropped", "lost", "moves", "moves_max", "opened_ns", "receives",
+        "request", "sends", "slot", "source", "starts", "stays", "story", "transfers",
     )
 
     def __init__(self, slot: int, request: str, opened_ns: int, moves_max: int = MOVES_MAX) -> None:
@@ -161,6 +161,11 @@ class Life:
         self.changes = 0
         """Grows with every change: the key of cached pictures."""
         self.dropped = 0
+        self.source: int | None = None
+        """The engine that the slot belongs to; None while that is not known."""
+        self.sends: str | None = None
+        """See ``SlotOpened``."""
+        self.receives: str | None = None
 
     @property
     def state(self) -> SlotState:
@@ -219,7 +224,7 @@ class Life:
 
 
 class Lives:
-    """The lives of live slots, and the open transfers. A reader that keeps them when they end overrides the two
+    """The lives of live slots, and the open transfers. A reader that keeps them when they end overrides the
     hooks."""
 
     def __init__(self, moves_max: int = MOVES_MAX) -> None:
@@ -237,6 +242,9 @@ class Lives:
         self.ranks = 1
         """Ranks seen so far."""
 
+    def life_begun(self, life: Life) -> None:
+        """Called with each life that begins."""
+
     def life_ended(self, life: Life) -> None:
         """Called with each life that ends."""
 
@@ -253,21 +261,26 @@ class Lives:
 
 def opened(lives: Lives, e: ev.SlotOpened) -> None:
     """A life begins."""
-    _begin(lives, e, SlotState.INITIALIZED)
+    life = Life(e.slot, e.request, e.at_ns, lives.moves_max)
+    life.source, life.sends, life.receives = e.source, e.sends, e.receives
+    _begin(lives, life, e, SlotState.INITIALIZED)
 
 
 def cloned(lives: Lives, e: ev.SlotCloned) -> SlotState:
     """A life begins in the state of its parent, which is returned."""
     parent = lives.lives.get(e.parent)
     state = parent.state if parent is not None else SlotState.INITIALIZED
-    _begin(lives, e, state)
+    life = Life(e.slot, e.request, e.at_ns, lives.moves_max)
+    life.source = None if parent is None else parent.source
+    _begin(lives, life, e, state)
     return state
 
 
-def _begin(lives: Lives, e: ev.SlotOpened | ev.SlotCloned, state: SlotState) -> None:
-    life = lives.lives[e.slot] = Life(e.slot, e.request, e.at_ns, lives.moves_max)
+def _begin(lives: Lives, life: Life, e: ev.SlotOpened | ev.SlotCloned, state: SlotState) -> None:
+    lives.lives[e.slot] = life
     life.add(Move(e.at_ns, state, e.seq, cause=e.cause))
     life.story.append(e)
+    lives.life_begun(life)
 
 
 def moved(lives: Lives, e: ev.SlotMoved) -> None:

@@ -54,7 +54,29 @@ def _lines(explanation: "Explanation", block: int | None) -> list[str]:
         lines.append("no look-up and no admission is in the evidence")
     for admission in explanation.admissions:
         lines += ["", *_admission(admission, block)]
-    return [*lines, "", *_spent(explanation.spent)]
+    if explanation.receives is None and explanation.sends is None:
+        return [*lines, "", *_spent(explanation.spent)]
+    return [*lines, *_halves(explanation)]
+
+
+def _halves(explanation: "Explanation") -> list[str]:
+    """The time of the request in each engine, in the order in which they worked on it."""
+    halves = {half.role: half for half in explanation.halves}
+    lines: list[str] = []
+    for role, name in (("prefill", explanation.receives), ("", ""), ("decode", explanation.sends)):
+        if not role:
+            lines += ["", f"this half, {_engine(explanation.engine)}", *_spent(explanation.spent)]
+        elif role in halves:
+            half = halves[role]
+            lines += ["", f"{role} half, {_engine(half.engine)}: {half.request}, slot {half.slot}, {half.state}",
+                      *_spent(half.spent)]
+        elif name is not None:
+            lines += ["", f"{role} half: not in the evidence; its blocks go by the name {name}"]
+    return lines
+
+
+def _engine(number: int | None) -> str:
+    return "unknown engine" if number is None else f"engine {number}"
 
 
 def _admission(admission: "Admission", block: int | None) -> list[str]:

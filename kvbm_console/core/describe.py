@@ -99,7 +99,9 @@ def _describe(event: ev.AnyEvent, state: CacheState | None) -> str:
             size = "unknown size" if event.capacity_blocks is None else _blocks(event.capacity_blocks)
             return f"{event.tier.name} {event.medium}, {size} of {event.block_tokens} tokens, {event.authority.label}"
         case ev.SlotOpened():
-            return f"{event.request}, {event.prompt_tokens:,} prompt tokens, {_blocks(len(event.hashes) // 8)}"
+            half = f", sends as {event.sends}" if event.sends is not None else ""
+            half += f", receives {event.receives}" if event.receives is not None else ""
+            return f"{event.request}, {event.prompt_tokens:,} prompt tokens, {_blocks(len(event.hashes) // 8)}{half}"
         case ev.SlotMoved():
             entry = ENTRY_NAMES.get(event.entry, str(event.entry))
             extra = f", {event.detail:,} tokens" if event.detail else ""

@@ -39,11 +39,11 @@ from kvbm_console.core.ids import (
 
 KIND_NUMBER_BASE: Final = 100
 """The number of a kind in the messages of the wire is this plus its msgpack tag."""
-SCHEMA_ID: Final = 4
+SCHEMA_ID: Final = 5
 """Version of events and stimuli that a batch carries, so that a reader can say why it cannot read one."""
-FORMAT_MINOR: Final = 6
+FORMAT_MINOR: Final = 7
 """Minor version of recordings, which older readers may read and pass new things over."""
-PROTOCOL_MINOR: Final = 5
+PROTOCOL_MINOR: Final = 6
 """Minor version of the wire. A new kind or field raises all three; ``make proto`` refuses it otherwise."""
 NOTHING_RETURNED: Final = (0, 0, 0, 0)
 
@@ -79,7 +79,11 @@ class PoolKnown(Event, tag=1):
 
 
 class SlotOpened(Event, tag=2):
-    """A slot exists, in ``initialized`` or, for a clone, in the state of its parent and sharing its blocks."""
+    """A slot exists in ``initialized``.
+
+    A request that is prefilled by one engine and decoded by another has a slot in each. The prefill half ``sends`` its
+    blocks under the name by which the decode half ``receives`` them.
+    """
 
     slot: int
     request: str
@@ -89,6 +93,8 @@ class SlotOpened(Event, tag=2):
     output_limit: int
     priority: int
     session: str | None
+    sends: str | None = None
+    receives: str | None = None
 
 
 class SlotMoved(Event, tag=3):

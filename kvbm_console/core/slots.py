@@ -150,6 +150,10 @@ class SlotFacts(msgspec.Struct, array_like=True):
     skipped_since: int = 0
     preemptions: int = 0
     reason: FinishReason | None = None
+    sends: str | None = None
+    """The name under which its blocks go to the engine that decodes it; None without such an engine."""
+    receives: str | None = None
+    """The name under which another engine, which prefilled it, sends its blocks."""
 
     def sequence_tokens(self, iteration: int, block_tokens: int) -> int:
         """Tokens of the sequence as far as they are known: the prompt, and the tokens generated behind it."""

@@ -54,7 +54,10 @@ class PoolDeclared(Stimulus, tag=1):
 
 
 class RequestArrived(Stimulus, tag=2):
-    """``create_slot``: a request with the hashes of its full prompt blocks. The core never sees a token."""
+    """``create_slot``: a request with the hashes of its full prompt blocks. The core never sees a token.
+
+    ``sends`` and ``receives``: see ``SlotOpened``.
+    """
 
     request: str
     hashes: bytes
@@ -62,6 +65,8 @@ class RequestArrived(Stimulus, tag=2):
     output_limit: int
     priority: int
     session: str | None
+    sends: str | None = None
+    receives: str | None = None
 
 
 class MatchRequested(Stimulus, tag=3):

@@ -177,10 +177,13 @@ class Translator:
     # --- one method for each message ---
 
     def _new(
-        self, name: str, hashes: list[int], prompt: int, output: int, priority: int, session: str | None
+        self, name: str, hashes: list[int], prompt: int, output: int, priority: int, session: str | None,
+        sends: str | None = None, receives: str | None = None,
     ) -> None:
         self._requests[name] = _Request(prompt)
-        self._call(st.RequestArrived, name, pack_hashes(hashes), prompt, output, priority, session)
+        self._call(
+            st.RequestArrived, name, pack_hashes(hashes), prompt, output, priority, session, sends, receives
+        )
 
     def _will(self, name: str, computed: int) -> None:
         self.calls.append(Call(self._stimulus(st.MatchRequested, name, computed), asks=name))

@@ -41,7 +41,7 @@ from typing import Any, Final
 
 from kvbm_console.tap.recorder import LIVE_MAX, Record, TapRecorder
 
-SESSION_CHARS_MAX: Final = 256
+NAME_CHARS_MAX: Final = 256
 GROUP_BYTES: Final = 4
 """An engine names a cached block by its hash, followed by the number of its group."""
 _MASK: Final = 2**64 - 1
@@ -70,6 +70,27 @@ def group_and_hash(key: Any) -> tuple[int, int]:
     if isinstance(key, (bytes, bytearray)):
         return int.from_bytes(key[-GROUP_BYTES:], "big"), hash_of(key[:-GROUP_BYTES])
     return int(getattr(key, "group_id", 0)), hash_of(getattr(key, "block_hash", key))
+
+
+def halves(request: Any) -> tuple[str | None, str | None]:
+    """The names under which a request's blocks go to another engine and come from another engine, see ``SlotOpened``.
+
+    A router names the transfer for Mooncake and MoRI-IO. NIXL sends under the request id of the engine that prefilled
+    it, which older releases share between both engines.
+    """
+    params = getattr(request, "kv_transfer_params", None)
+    if not isinstance(params, dict):
+        return None, None
+    sends = receives = None
+    if params.get("do_remote_decode"):
+        sends = params.get("transfer_id") or request.request_id
+    elif params.get("do_remote_prefill") or params.get("remote_request_id"):  # connectors clear the first with the load
+        receives = params.get("transfer_id") or params.get("remote_request_id") or request.request_id
+    return _cut(sends), _cut(receives)
+
+
+def _cut(name: Any) -> str | None:
+    return None if name is None else str(name)[:NAME_CHARS_MAX]
 
 
 class _Nulls:
@@ -157,7 +178,7 @@ class Flattener:
         session = getattr(request, "session_id", None)
         return [
             request.request_id, hashes, prompt, getattr(request, "max_tokens", 0) or 0,
-            getattr(request, "priority", 0) or 0, None if session is None else str(session)[:SESSION_CHARS_MAX],
+            getattr(request, "priority", 0) or 0, _cut(session), *halves(request),
         ]
 
     def _hashes(self, request: Any, first: int, end: int) -> list[int]:

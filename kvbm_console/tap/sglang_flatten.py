@@ -17,7 +17,7 @@ import hashlib
 from array import array
 from typing import Any, Final
 
-from kvbm_console.tap.flatten import SESSION_CHARS_MAX, Flattener
+from kvbm_console.tap.flatten import NAME_CHARS_MAX, Flattener
 from kvbm_console.tap.recorder import LIVE_MAX
 
 TOKEN_BYTES: Final = 4
@@ -106,7 +106,7 @@ class SglangFlattener(Flattener):
         return [
             request.rid, self._keys(request, prompt // self._page), prompt,
             getattr(request.sampling_params, "max_new_tokens", 0) or 0, getattr(request, "priority", 0) or 0,
-            None if session is None else str(session)[:SESSION_CHARS_MAX],
+            None if session is None else str(session)[:NAME_CHARS_MAX],
         ]
 
     def _keys(self, request: Any, pages: int) -> list[int]:

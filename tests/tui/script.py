@@ -79,12 +79,13 @@ class Script:
         self.emit(ev.PoolKnown, 0, 0, 0, 0, Tier.G2, "CPU_PINNED", 128, BLOCK, Authority.LEADER)
         self.emit(ev.PoolKnown, 1, 1, 0, 0, Tier.G1, "GPU", 64, BLOCK, Authority.ENGINE)
 
-    def open(self, request: str, blocks: int = 4, rest: int = 5) -> int:
+    def open(self, request: str, blocks: int = 4, rest: int = 5, *, source: int = 1, **named: Any) -> int:
         """A request with this many full prompt blocks."""
         hashes = list(range(self.next_hash, self.next_hash + blocks))
         self.next_hash += blocks
         slot = self.state.next_slot
-        self.emit(ev.SlotOpened, slot, request, 1, pack_hashes(hashes), blocks * BLOCK + rest, 32, 0, None)
+        self.emit(
+            ev.SlotOpened, slot, request, source, pack_hashes(hashes), blocks * BLOCK + rest, 32, 0, None, **named)
         return slot
 
     def move(self, slot: int, new: SlotState, **named: Any) -> None:

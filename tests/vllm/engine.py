@@ -130,8 +130,9 @@ class Engine:
         publisher.publish = publish_and_keep
         self.copies: Any = Copies(load_steps, fail_every, workers)
         """The executor's copies: has ``step`` and ``jobs``."""
-        self.cached: dict[str, tuple[int, int]] = {}
-        """Request to the prompt tokens that the engine says it found: in device memory, and below."""
+        self.cached, self.transfers = dict[str, tuple[int, int]](), dict[str, dict[str, Any] | None]()
+        """Request to the prompt tokens that the engine says it found, in device memory and below; ended request to
+        the parameters of its transfer, which the server gives to the router."""
         self.steps = self.aborted = 0
 
     @property
@@ -191,6 +192,7 @@ class Engine:
         for each in (each for one in outputs.values() for each in one.outputs):
             if each.finish_reason is not None:
                 self.finished.append(each.request_id)
+                self.transfers[each.request_id] = getattr(each, "kv_transfer_params", None)
             found = adapters.cached_tokens(each)
             if found is not None:
                 self.cached[each.request_id] = found

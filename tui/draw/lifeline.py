@@ -134,6 +134,16 @@ class Lifelines:
         return kept
 
 
+def joined(
+    lines: Lifelines, prefill: Life, decode: Life, window: Window, limits: Limits
+) -> tuple[bytearray, set[int]]:
+    """The cells of a request over two engines: those of the decode half, and before them those of the prefill half."""
+    before, busy_before = lines.codes(prefill, window, limits)
+    after, busy_after = lines.codes(decode, window, limits)
+    codes = bytearray(late or early for early, late in zip(before, after, strict=True))
+    return codes, busy_after | {cell for cell in busy_before if 0 <= cell < window.cells and not after[cell]}
+
+
 def _until(life: Life, window: Window) -> int:
     return life.closed_ns if life.closed_ns is not None else window.now_ns
 

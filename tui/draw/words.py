@@ -46,6 +46,11 @@ def request(name: str, width: int, role: str = "text") -> Span:
     return Span(cut_middle(plain(name), width), role)
 
 
+def engine(source: int | None) -> str:
+    """`` engine 2``; empty for an engine that is not known."""
+    return "" if source is None else f" engine {source}"
+
+
 def route(value: Route) -> Span:
     """Arrow and tiers; loads stand out, because requests wait for them."""
     return Span(route_arrow(value), "load" if value.is_load else "text")

@@ -64,17 +64,19 @@ class Archive:
         self.candidates: dict[int, Transfer] = {}
         self.operations: dict[int, Transfer] = {}
 
-    def bury(self, life: Life) -> None:
-        """Keep a finished life."""
+    def bury(self, life: Life) -> Life | None:
+        """Keep a finished life; the life that had to go for it."""
         self.lives.append(life)
         self.slots[life.slot] = life
         self.requests[life.request] = life
-        if len(self.lives) > PAST_MAX:
-            oldest = self.lives.popleft()
-            self.forgotten += 1
-            self.slots.pop(oldest.slot, None)
-            if self.requests.get(oldest.request) is oldest:
-                del self.requests[oldest.request]
+        if len(self.lives) <= PAST_MAX:
+            return None
+        oldest = self.lives.popleft()
+        self.forgotten += 1
+        self.slots.pop(oldest.slot, None)
+        if self.requests.get(oldest.request) is oldest:
+            del self.requests[oldest.request]
+        return oldest
 
     def keep(self, transfer: Transfer) -> None:
         """Keep a transfer that ended."""
@@ -123,6 +125,36 @@ class Names:
         return None if candidate is None else self._slots.get(candidate)
 
 
+class Halves:
+    """The lives of requests that one engine prefills and another decodes, by the name of what is sent."""
+
+    def __init__(self) -> None:
+        self._senders: dict[str, Life] = {}
+        self._receivers: dict[str, Life] = {}
+
+    def add(self, life: Life) -> None:
+        """Keep a life that begins."""
+        if life.sends is not None:
+            self._senders[life.sends] = life
+        if life.receives is not None:
+            self._receivers[life.receives] = life
+
+    def forget(self, life: Life) -> None:
+        """Drop a life."""
+        if life.sends is not None and self._senders.get(life.sends) is life:
+            del self._senders[life.sends]
+        if life.receives is not None and self._receivers.get(life.receives) is life:
+            del self._receivers[life.receives]
+
+    def prefill_of(self, life: Life) -> Life | None:
+        """The prefill half of this decode half."""
+        return None if life.receives is None else self._senders.get(life.receives)
+
+    def decode_of(self, life: Life) -> Life | None:
+        """The decode half of this prefill half."""
+        return None if life.sends is None else self._receivers.get(life.sends)
+
+
 class History(Lives):
     """The history of a target, folded from events. ``state`` is None before the first snapshot."""
 
@@ -141,6 +173,7 @@ class History(Lives):
         self.archive = Archive()
         self.past = self.archive.lives
         """Lives that finished last."""
+        self.halves = Halves()
         self.ended = self.archive.transfers
         """Transfers that ended last."""
         self.names = Names()
@@ -163,9 +196,15 @@ class History(Lives):
         """Local time at which the target was frozen; None while it is not."""
         self.mono_ns = 0
 
+    def life_begun(self, life: Life) -> None:
+        """Keep its connection to a slot of another engine."""
+        self.halves.add(life)
+
     def life_ended(self, life: Life) -> None:
         """Keep a finished life."""
-        self.archive.bury(life)
+        forgotten = self.archive.bury(life)
+        if forgotten is not None:
+            self.halves.forget(forgotten)
 
     def transfer_ended(self, transfer: Transfer) -> None:
         """Keep a transfer that ended."""
@@ -407,10 +446,9 @@ def adopt(history: History, state: CacheState, seen_ns: int, mono_ns: int) -> No
     for number in [number for number in history.lives if number not in state.slots]:
         life = history.lives.pop(number)
         life.close(seen_ns, lost=True)
-        history.archive.bury(life)
+        history.life_ended(life)
     for number, slot in state.slots.items():
-        life = history.lives.get(number) or Life(number, slot.request, slot.opened_ns)
-        history.lives[number] = life
+        life = history.lives.get(number) or _life_of(history, slot)
         _stand(life, slot, state, seen_ns)
     _transfers(history, state, seen_ns)
     history.decoding = sum(slot.state is SlotState.DECODING for slot in state.slots.values())
@@ -422,6 +460,14 @@ def adopt(history: History, state: CacheState, seen_ns: int, mono_ns: int) -> No
         history.frozen_mono = None
     elif history.frozen_mono is None:
         history.frozen_mono = mono_ns - max(0, state.at_ns - state.frozen.since_ns)
+
+
+def _life_of(history: History, slot: SlotFacts) -> Life:
+    """A life that began unseen."""
+    life = history.lives[slot.slot] = Life(slot.slot, slot.request, slot.opened_ns)
+    life.source, life.sends, life.receives = slot.source, slot.sends, slot.receives
+    history.life_begun(life)
+    return life
 
 
 def _stand(life: Life, slot: SlotFacts, state: CacheState, seen_ns: int) -> None:
@@ -475,9 +521,9 @@ def take_past(history: History, item: PastSeen, mono_ns: int) -> Iterator[None]:
     if history.state is not None or not events:
         return
     begin_ns = events[0].at_ns
-    for number, slot in item.state.slots.items():
+    for slot in item.state.slots.values():
         if slot.opened_ns < begin_ns:
-            history.lives[number] = Life(number, slot.request, slot.opened_ns)
+            _life_of(history, slot)
     second, counted = begin_ns // S, 0
     for event in events:
         if event.at_ns // S != second:

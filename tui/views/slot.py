@@ -136,6 +136,7 @@ def slot_panel(
     wide = width >= WIDE_FROM
     one_row = width >= WIDE_FROM + max(0, min(NAME_CELLS, len(life.request)) - 13)
     lines = _head_wide(desk, life, slot, width) if one_row else _head(desk, life, slot, width)
+    lines += _other_half(desk, life, width)
     lines.append(BLANK)
     room = 3 if height < 30 else max(3, min(12, height - 28 + 3))
     lines += _life(desk, life, width, room)
@@ -220,13 +221,37 @@ def _went_on(desk: Desk, life: Life, row: Row, width: int, gap: str) -> Line:
     return row.line("", width - 1)
 
 
+def _other_half(desk: Desk, life: Life, width: int) -> list[Line]:
+    """The half of this request in another engine; no line for a request that has one engine."""
+    lines = []
+    for verb, name, other in (
+        ("prefilled", life.receives, desk.mirror.halves.prefill_of(life)),
+        ("decoded", life.sends, desk.mirror.halves.decode_of(life)),
+    ):
+        if name is None:
+            continue
+        row = Row().put(f" {verb} by another engine", "text")
+        if other is None:
+            row.put(f", not known here; its blocks go by the name {cut(plain(name), NAME_CELLS)}", "muted")
+        else:
+            row = Row().put(f" {verb} by{words.engine(other.source) or ' another engine'} as ", "text")
+            row.spans([words.request(other.request, NAME_CELLS, "strong")])
+            end = other.closed_ns if other.closed_ns is not None else desk.now_ns
+            row.put(f", slot {other.slot}, {duration(end - other.first_known_ns())}", "muted")
+            row.put("" if other.closed_ns is not None else " so far", "muted")
+            row.zone(0, ("select", other.request), row.x)
+        lines.append(row.line("", width - 1))
+    return lines
+
+
 # --- life ------------------------------------------------------------------------------------------------------------
 
 
 def _life(desk: Desk, life: Life, width: int, room: int) -> list[Line]:
     now = desk.now_ns
     end = life.closed_ns if life.closed_ns is not None else now
-    start = life.first_known_ns()
+    prefill = desk.mirror.halves.prefill_of(life)
+    start = min(half.first_known_ns() for half in (life, prefill) if half is not None)
     cells = max(8, width - 8 - LIFE_LEFT)
     span = max(end - start, 1_000_000)
     window = Window(start, -(-span // cells), cells, end)
@@ -234,10 +259,11 @@ def _life(desk: Desk, life: Life, width: int, room: int) -> list[Line]:
     head = Row().put(" LIFE", "title").put(f"   {spoken(span)}, 1 cell = {spoken(window.cell_ns)}   ", "muted")
     head.put(f"queued {glyphs.queued}  wire {glyphs.wire}  held {glyphs.hatch}", "muted")
     lines = [head.line("", width - 1)]
-    bounds = limits(desk.mirror)
-    codes, busy = _LIFELINES.codes(life, window, bounds)
-    row = Row().put(" states", "muted").to(LIFE_LEFT).spans(runs(codes, busy, glyphs))
-    lines.append(row.right(duration(span), width - 1, "muted").line())
+    if prefill is None:
+        lines.append(_states_line(desk, life, window, "states", width))
+    else:
+        lines.append(_states_line(desk, prefill, window, "prefill" + words.engine(prefill.source), width))
+        lines.append(_states_line(desk, life, window, "decode" + words.engine(life.source), width))
     shown = _choose(life, room)
     for transfer in shown:
         lines.append(_transfer_line(desk, life, transfer, window, width))
@@ -245,6 +271,13 @@ def _life(desk: Desk, life: Life, width: int, room: int) -> list[Line]:
         lines.append(Row().put(f" +{len(life.transfers) - len(shown)} earlier", "faint").line())
     lines.append(_axis(window, width, closed=life.closed_ns is not None))
     return lines
+
+
+def _states_line(desk: Desk, life: Life, window: Window, name: str, width: int) -> Line:
+    codes, busy = _LIFELINES.codes(life, window, limits(desk.mirror))
+    end = life.closed_ns if life.closed_ns is not None else desk.now_ns
+    row = Row().put(f" {name}", "muted").to(LIFE_LEFT).spans(runs(codes, busy, desk.glyphs))
+    return row.right(duration(end - life.first_known_ns()), width - 1, "muted").line()
 
 
 def _choose(life: Life, room: int) -> list[Transfer]:

@@ -22,7 +22,7 @@ from ..desk import SLOT, TIMELINE, TRANSFERS, Desk, View
 from ..draw import bars, words
 from ..draw.frame import Hint
 from ..draw.glyphs import FILL, state_role
-from ..draw.lifeline import STEPS_NS, Lifelines, Limits, Window, runs, tick_ns, transfer_codes
+from ..draw.lifeline import STEPS_NS, Lifelines, Limits, Window, joined, runs, tick_ns, transfer_codes
 from ..draw.spans import Line, Row, Span, part
 from ..draw.table import Table, moved
 from ..draw.words import LIFE_WORDS
@@ -328,7 +328,7 @@ class Timeline(View):
                 self.window = window = self._window(desk, lives, cells, now)
             elif self.cursor_ns is not None and not window.start_ns <= self.cursor_ns <= now:
                 self.cursor_ns = None
-        lives = self._in_sight(desk, lives)
+        lives = [life for life in self._in_sight(desk, lives) if not self._joined(desk, life)]
         bounds = limits(desk.mirror)
         feet = self._feet(desk, width)
         room = height - 3 - len(feet)
@@ -364,6 +364,10 @@ class Timeline(View):
             life for life in lives if life.request == desk.selected
             or (life.first_known_ns() < end and (life.closed_ns is None or life.closed_ns >= start))
         ]
+
+    def _joined(self, desk: Desk, life: Life) -> bool:
+        """True for a prefill half that the row of its decode half shows."""
+        return life.request != desk.selected and desk.mirror.halves.decode_of(life) is not None
 
     def _empty(self, desk: Desk) -> list[Line]:
         """The reason for an empty list."""
@@ -418,7 +422,11 @@ class Timeline(View):
             if len(self._heads) >= HEADS_MAX:
                 self._heads.clear()
             head = self._heads[key] = self._head(desk, life, level, left)
-        first, ink = self.lines.ink(life, window, bounds, desk.glyphs)
+        prefill = desk.mirror.halves.prefill_of(life)
+        if prefill is None:
+            first, ink = self.lines.ink(life, window, bounds, desk.glyphs)
+        else:
+            first, ink = 0, tuple(runs(*joined(self.lines, prefill, life, window, bounds), desk.glyphs))
         row = Row().spans(head)
         if self._gaps or self.cursor_ns is not None:
             spans = Row().to(first).spans(ink).to(window.cells).line().spans
@@ -445,8 +453,15 @@ class Timeline(View):
         return tuple(Span(text, f"{role}@sel") for text, role in spans) if chosen else spans
 
     def _operations(self, desk: Desk, life: Life, window: Window, left: int, width: int) -> list[Line]:
-        """The transfers of the selected slot that touch the window."""
+        """The prefill half of the selected request, then its transfers that touch the window."""
         lines = []
+        prefill = desk.mirror.halves.prefill_of(life)
+        if prefill is not None:
+            row = Row().put("     ").put(f"{desk.glyphs.branch} ", "rule")
+            row.put(f"prefill{words.engine(prefill.source)}", "muted").to(left)
+            codes, busy = self.lines.codes(prefill, window, {})
+            spans = self._overlay(desk, runs(codes, busy, desk.glyphs), window)
+            lines.append(row.spans(spans).zone(0, ("select", prefill.request), width).line("", width))
         for transfer in self._shown_transfers(life, window):
             chosen = transfer.candidate == self.inside
             row = Row().put(desk.glyphs.select if chosen else " ", "selbar").put("    ")

@@ -138,6 +138,18 @@ class Clone(msgspec.Struct, frozen=True, kw_only=True):
     """Blocks behind them that it had of its own from the beginning."""
 
 
+class Half(msgspec.Struct, frozen=True, kw_only=True):
+    """The slot of the same request in another engine: one engine prefills it, another decodes it."""
+
+    role: str
+    """``prefill`` or ``decode``."""
+    request: str
+    slot: str
+    engine: int
+    state: str
+    spent: Spent
+
+
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     """Why a request missed its blocks, and where its time went."""
 
@@ -158,6 +170,14 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     """Requests that share its prompt."""
     wrong_bytes: tuple[str, ...] = ()
     """Findings of ``sanitize`` about its blocks, a sentence each, at most ``WRONG_MAX``."""
+    engine: int | None = None
+    """The engine that its slot belongs to."""
+    receives: str | None = None
+    """The name under which the engine that prefilled it sends its blocks; None if its own engine prefilled it."""
+    sends: str | None = None
+    """The name under which its blocks go to the engine that decodes it; None if its own engine decodes it."""
+    halves: tuple[Half, ...] = ()
+    """Its slots in these engines, as far as they are in the evidence."""
 
     @property
     def remarks(self) -> list[str]:

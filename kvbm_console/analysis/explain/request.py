@@ -1,6 +1,7 @@
 """The explanation of a request, made from evidence.
 
-Law of this file: an explanation takes two passes, of which the first only finds the request.
+Law of this file: an explanation takes two passes, of which the first only finds the request, and two more for the slots
+that the request has in other engines.
 """
 
 from typing import Final
@@ -10,13 +11,14 @@ import msgspec
 from kvbm_console.analysis.explain.course import Course, Looked
 from kvbm_console.analysis.explain.ledger import BlockLedger
 from kvbm_console.analysis.explain.misses import Judge
-from kvbm_console.analysis.explain.model import Admission, Explanation, Missed, MissedRun
+from kvbm_console.analysis.explain.model import Admission, Explanation, Half, Missed, MissedRun
 from kvbm_console.analysis.visitor import Visitor
 from kvbm_console.analysis.walk import Evidence, Progress, walk
 from kvbm_console.core.columns import unpack_hashes
 from kvbm_console.core.errors import NotFound, UsageError
 from kvbm_console.core.events import HitsLost, SlotCloned, SlotOpened
 from kvbm_console.core.ids import Authority, Tier, is_called
+from kvbm_console.core.slots import SlotFacts
 from kvbm_console.core.state import CacheState
 from kvbm_console.stream.feed import EventsArrived, GapSeen, SnapshotTaken
 
@@ -65,6 +67,50 @@ class _Streams(Visitor):
         )
 
 
+class _Halves(Visitor):
+    """Finds the slots in other engines that send what a slot receives, and receive what it sends."""
+
+    def __init__(self, sends: str | None, receives: str | None) -> None:
+        super().__init__()
+        self._sends, self._receives = sends, receives
+        self.prefill: int | None = None
+        self.decode: int | None = None
+        self.after = {SlotOpened: self._opened}
+
+    def resumed(self, state: CacheState, gap: GapSeen | None) -> None:
+        for slot in state.slots.values():
+            self._meet(slot.slot, slot.sends, slot.receives)
+
+    def _opened(self, e: SlotOpened, state: CacheState) -> None:
+        self._meet(e.slot, e.sends, e.receives)
+
+    def _meet(self, number: int, sends: str | None, receives: str | None) -> None:
+        if sends is not None and sends == self._receives:
+            self.prefill = number
+        if receives is not None and receives == self._sends:
+            self.decode = number
+
+
+def _halves(evidence: Evidence, slot: SlotFacts) -> tuple[Half, ...]:
+    """The other slots of a request over several engines: two more passes, which an ordinary request does not need."""
+    if slot.sends is None and slot.receives is None:
+        return ()
+    finder = _Halves(slot.sends, slot.receives)
+    walk(evidence, (finder,))
+    courses = {
+        role: Course(number, evidence.now_ns)
+        for role, number in (("prefill", finder.prefill), ("decode", finder.decode)) if number is not None
+    }
+    walk(evidence, courses.values())
+    return tuple(
+        Half(
+            role=role, request=course.slot.request, slot=str(course.slot.slot), engine=course.slot.source,
+            state=(course.state or course.slot.state).label, spent=course.spent(),
+        )
+        for role, course in courses.items() if course.slot is not None
+    )
+
+
 def _only_streams(evidence: Evidence) -> bool:
     visitor = _Streams()
     walk(evidence, (visitor,))
@@ -98,7 +144,8 @@ def explain(evidence: Evidence, request: str, progress: Progress | None = None) 
         state=(course.state or slot.state).label, prompt_tokens=slot.prompt_tokens,
         prompt_blocks=slot.prompt_blocks, block_tokens=course.block_tokens,
         admissions=tuple(_admissions(course, judge)), spent=course.spent(), clone=course.clone,
-        clones=tuple(course.clones), wrong_bytes=tuple(course.wrong_bytes),
+        clones=tuple(course.clones), wrong_bytes=tuple(course.wrong_bytes), engine=slot.source,
+        receives=slot.receives, sends=slot.sends, halves=_halves(evidence, slot),
     )
 
 

@@ -26,7 +26,7 @@ def _slot_opened(state: "CacheState", e: ev.SlotOpened) -> None:
     state.slots[e.slot] = SlotFacts(
         slot=e.slot, request=e.request, source=e.source, state=SlotState.INITIALIZED, since_ns=e.at_ns,
         opened_ns=e.at_ns, hashes=hashes, prompt_tokens=e.prompt_tokens, output_limit=e.output_limit,
-        priority=e.priority, session=e.session, prompt_blocks=len(hashes),
+        priority=e.priority, session=e.session, prompt_blocks=len(hashes), sends=e.sends, receives=e.receives,
     )
     state.slot_of[e.request] = e.slot
     state.next_slot = e.slot + 1

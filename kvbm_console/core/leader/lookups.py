@@ -42,7 +42,8 @@ def request_arrived(decider: Decider, s: st.RequestArrived) -> None:
         raise Refused(f"{len(hashes)} hashes do not fit {s.prompt_tokens} prompt tokens")
     number = decider.state.next_slot
     decider.emit(
-        ev.SlotOpened, number, s.request, s.source, s.hashes, s.prompt_tokens, s.output_limit, s.priority, s.session
+        ev.SlotOpened, number, s.request, s.source, s.hashes, s.prompt_tokens, s.output_limit, s.priority, s.session,
+        s.sends, s.receives,
     )
     slot = decider.state.slots[number]
     strike(decider, Site.TRANSITION_DID, slot, slot.state, slot.state)

@@ -1224,7 +1224,7 @@ class Event(_message.Message):
         silent: bool
         def __init__(self, pool: _Optional[int] = ..., source: _Optional[int] = ..., dp_rank: _Optional[int] = ..., group: _Optional[int] = ..., tier: _Optional[_Union[Tier, str]] = ..., medium: _Optional[str] = ..., capacity_blocks: _Optional[int] = ..., block_tokens: _Optional[int] = ..., authority: _Optional[_Union[Authority, str]] = ..., silent: _Optional[bool] = ...) -> None: ...
     class SlotOpened(_message.Message):
-        __slots__ = ("slot", "request", "source", "hashes", "prompt_tokens", "output_limit", "priority", "session")
+        __slots__ = ("slot", "request", "source", "hashes", "prompt_tokens", "output_limit", "priority", "session", "sends", "receives")
         SLOT_FIELD_NUMBER: _ClassVar[int]
         REQUEST_FIELD_NUMBER: _ClassVar[int]
         SOURCE_FIELD_NUMBER: _ClassVar[int]
@@ -1233,6 +1233,8 @@ class Event(_message.Message):
         OUTPUT_LIMIT_FIELD_NUMBER: _ClassVar[int]
         PRIORITY_FIELD_NUMBER: _ClassVar[int]
         SESSION_FIELD_NUMBER: _ClassVar[int]
+        SENDS_FIELD_NUMBER: _ClassVar[int]
+        RECEIVES_FIELD_NUMBER: _ClassVar[int]
         slot: int
         request: str
         source: int
@@ -1241,7 +1243,9 @@ class Event(_message.Message):
         output_limit: int
         priority: int
         session: str
-        def __init__(self, slot: _Optional[int] = ..., request: _Optional[str] = ..., source: _Optional[int] = ..., hashes: _Optional[bytes] = ..., prompt_tokens: _Optional[int] = ..., output_limit: _Optional[int] = ..., priority: _Optional[int] = ..., session: _Optional[str] = ...) -> None: ...
+        sends: str
+        receives: str
+        def __init__(self, slot: _Optional[int] = ..., request: _Optional[str] = ..., source: _Optional[int] = ..., hashes: _Optional[bytes] = ..., prompt_tokens: _Optional[int] = ..., output_limit: _Optional[int] = ..., priority: _Optional[int] = ..., session: _Optional[str] = ..., sends: _Optional[str] = ..., receives: _Optional[str] = ...) -> None: ...
     class SlotMoved(_message.Message):
         __slots__ = ("slot", "old", "new", "entry", "iteration", "computed_tokens", "evaluated_blocks", "cached", "outstanding", "detail", "first_iteration", "skipped_iterations", "reason")
         SLOT_FIELD_NUMBER: _ClassVar[int]
@@ -1996,20 +2000,24 @@ class Stimulus(_message.Message):
         silent: bool
         def __init__(self, dp_rank: _Optional[int] = ..., group: _Optional[int] = ..., tier: _Optional[_Union[Tier, str]] = ..., medium: _Optional[str] = ..., capacity_blocks: _Optional[int] = ..., block_tokens: _Optional[int] = ..., authority: _Optional[_Union[Authority, str]] = ..., silent: _Optional[bool] = ...) -> None: ...
     class RequestArrived(_message.Message):
-        __slots__ = ("request", "hashes", "prompt_tokens", "output_limit", "priority", "session")
+        __slots__ = ("request", "hashes", "prompt_tokens", "output_limit", "priority", "session", "sends", "receives")
         REQUEST_FIELD_NUMBER: _ClassVar[int]
         HASHES_FIELD_NUMBER: _ClassVar[int]
         PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
         OUTPUT_LIMIT_FIELD_NUMBER: _ClassVar[int]
         PRIORITY_FIELD_NUMBER: _ClassVar[int]
         SESSION_FIELD_NUMBER: _ClassVar[int]
+        SENDS_FIELD_NUMBER: _ClassVar[int]
+        RECEIVES_FIELD_NUMBER: _ClassVar[int]
         request: str
         hashes: bytes
         prompt_tokens: int
         output_limit: int
         priority: int
         session: str
-        def __init__(self, request: _Optional[str] = ..., hashes: _Optional[bytes] = ..., prompt_tokens: _Optional[int] = ..., output_limit: _Optional[int] = ..., priority: _Optional[int] = ..., session: _Optional[str] = ...) -> None: ...
+        sends: str
+        receives: str
+        def __init__(self, request: _Optional[str] = ..., hashes: _Optional[bytes] = ..., prompt_tokens: _Optional[int] = ..., output_limit: _Optional[int] = ..., priority: _Optional[int] = ..., session: _Optional[str] = ..., sends: _Optional[str] = ..., receives: _Optional[str] = ...) -> None: ...
     class MatchRequested(_message.Message):
         __slots__ = ("request", "computed_tokens")
         REQUEST_FIELD_NUMBER: _ClassVar[int]

@@ -31,6 +31,22 @@ def test_a_load_into_the_place_that_held_the_same_block_before_writes_it_anew() 
     assert [event for event in watch.events if isinstance(event, ev.BlocksEvicted)]
 
 
+def test_a_request_of_the_same_step_reuses_blocks_that_a_load_inside_the_step_brings() -> None:
+    """As with LMCache or ExampleConnector: vLLM names the loaded blocks at once, and the next request hits them."""
+    watch = Watching(TapRecorder(), Flattener(block_tokens=BLOCK), TapSettings("", "vllm", BLOCK, 8, medium="CPU"))
+    tell(watch, ["all", [], True, 0, [[], []], [["CPU", [77]]]])
+    tell(watch, ["new", "a", [77], 24, 1, 0, None], ["new", "b", [77], 24, 1, 0, None])
+    tell(watch, ["lookup", "a", 0, BLOCK, False], ["alloc", "a", [1, 2], BLOCK],
+         ["lookup", "b", BLOCK, 0, False], ["alloc", "b", [1, 3], 0],
+         ["step", [["a", [1, 2], BLOCK, 8, 24], ["b", [1, 3], BLOCK, 8, 24]], [], [], [], [], [], 2, []])
+    state = watch.leader.state
+    assert watch.rejected == []
+    assert state.lost_sources == {}
+    assert state.totals.hit_blocks[:2] == [1, 1]
+    assert [slot.device_blocks for slot in state.slots.values()] == [[1, 2], [1, 3]]
+    assert not state.operations
+
+
 def tell(watch: Watching, *messages: list[Any]) -> None:
     """Messages of one step."""
     watch.now += 1_000

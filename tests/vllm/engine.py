@@ -112,6 +112,8 @@ class Engine:
         """Further arguments of each request's sampling."""
         self.arguments: Callable[[str], dict[str, Any]] = lambda name: {}
         """Further arguments of the request of this name."""
+        self.transfer: Callable[[str, list[int]], dict[str, Any] | None] = lambda name, prompt: None
+        """Transfer parameters of the request of this name with this prompt."""
         self.scheduled_drafts: dict[str, int] = {}
         """Tokens of each request in the formed step that the model may refuse."""
         self.scheduler, unit = adapters.scheduler(config, self.kv_cache, hook)
@@ -147,7 +149,9 @@ class Engine:
 
     def add(self, name: str, prompt: list[int], output: int) -> Request:
         """A request arrives."""
-        sampling = SamplingParams(max_tokens=output, ignore_eos=True, extra_args=self.extra)
+        transfer = self.transfer(name, prompt)
+        extra = self.extra if transfer is None else {**(self.extra or {}), "kv_transfer_params": transfer}
+        sampling = SamplingParams(max_tokens=output, ignore_eos=True, extra_args=extra)
         request = adapters.request(name, prompt, sampling, self._hasher, **self.arguments(name))
         self.scheduler.add_request(request)
         return request

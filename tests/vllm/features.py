@@ -7,6 +7,7 @@ Law of this file: a run counts only if its feature has happened in the engine, a
 """
 
 import itertools
+import json
 import random
 import re
 from collections import Counter
@@ -19,7 +20,7 @@ from vllm.v1.request import RequestStatus
 
 from kvbm_console.tap import vllm as binding
 from tests.tap.watching import Watching
-from tests.vllm import adapters
+from tests.vllm import adapters, outside
 from tests.vllm.adapters import NoSuchFeature
 from tests.vllm.engine import Arrival, Engine, named, offloading, tap
 from tests.vllm.truth import Differs, Witness, compare, compare_below, compare_evictions
@@ -27,6 +28,8 @@ from tests.vllm.truth import Differs, Witness, compare, compare_below, compare_e
 SHAPE: Final = (2, 6, 3)
 """Seed, sessions and turns of a workload."""
 SIMPLE: Final = {"kv_connector": "SimpleCPUOffloadConnector", "kv_role": "kv_both"}
+DIRECTORY: Final = "DIRECTORY"
+"""Stands in a connector's entry for a directory of the run."""
 RESET_EVERY: Final = 12
 """Steps between two resets of the prefix cache."""
 
@@ -56,6 +59,17 @@ def workload(seed: int, sessions: int, turns: int) -> list[Arrival]:
     return sorted(found)
 
 
+def twins(seed: int) -> list[Arrival]:
+    """Pairs of requests with the same prompt that arrive in one step, each prompt again and again."""
+    dice = random.Random(seed)
+    prompts = [[dice.randrange(1000) for _ in range(length)] for length in (24, 40, 55, 70, 83, 110, 128, 135)]
+    found = []
+    for pair in range(24):
+        prompt = dice.choice(prompts)
+        found += [(5 * pair, f"s{pair}t{twin}", list(prompt), dice.randrange(1, 12)) for twin in range(2)]
+    return found
+
+
 @dataclass(frozen=True)
 class Feature:
     """A configuration and a load. ``proves`` names what must have happened in the engine, among ``Proof``'s counts."""
@@ -66,11 +80,16 @@ class Feature:
     engine: dict[str, Any] = field(default_factory=dict)
     """Arguments of ``Engine``."""
     shape: tuple[int, int, int] = SHAPE
+    """Arguments of the workload."""
+    twins: bool = False
+    """Pairs of equal prompts arrive in one step, in place of the workload."""
     proves: tuple[str, ...] = ("hits", "evictions")
     aborts: float = 0.0
     resets: bool = False
     arguments: Callable[[str], dict[str, Any]] | None = None
     """Further arguments of the request of a name."""
+    transfer: Callable[[str, list[int]], dict[str, Any] | None] | None = None
+    """Transfer parameters of the request of a name with a prompt."""
     copies: int = 1
     """Requests that vLLM's front end makes of one."""
     ranks: int = 1
@@ -88,13 +107,29 @@ WAYS: Final = ("scheduler", "connector")
 
 def _engine(feature: Feature, directory: Path, way: str, rank: int) -> Engine:
     if way == "connector":
-        return Engine(directory, _transfer(feature), rank=rank, **feature.engine)
-    inside = None if feature.connector is None else feature.connector()
-    return Engine(directory, inside, hook={}, rank=rank, **feature.engine)
+        return Engine(directory, _transfer(feature, directory), rank=rank, **feature.engine)
+    return Engine(directory, _inside(feature, directory), hook={}, rank=rank, **feature.engine)
 
 
-def _transfer(feature: Feature) -> dict[str, Any]:
+def _prepare(engine: Engine, feature: Feature) -> None:
+    """Give the engine the requests' further arguments and the other side of its connector."""
+    if feature.arguments is not None:
+        engine.arguments = feature.arguments
+    if feature.transfer is not None:
+        engine.transfer = feature.transfer
+    outside.attend(engine)
+
+
+def _inside(feature: Feature, directory: Path) -> dict[str, Any] | None:
+    """The entry of the connector; a connector that keeps files has a directory below this one."""
     inside = None if feature.connector is None else feature.connector()
+    text = json.dumps(inside).replace(DIRECTORY, str(directory / "kept"))
+    found: dict[str, Any] | None = json.loads(text)
+    return found
+
+
+def _transfer(feature: Feature, directory: Path) -> dict[str, Any]:
+    inside = _inside(feature, directory)
     if feature.beside:
         assert inside is not None
         return {"kv_connector": "MultiConnector", "kv_role": "kv_both",
@@ -114,6 +149,15 @@ def _multi() -> dict[str, Any]:
 
 def _simple() -> dict[str, Any]:
     return dict(SIMPLE, kv_connector_extra_config={"cpu_bytes_to_use": 40 * adapters.PAGE})
+
+
+def _tiers() -> dict[str, Any]:
+    return offloading(40, spec_name="TieringOffloadingSpec", secondary_tiers=[
+        {"type": "fs", "root_dir": DIRECTORY, "n_read_threads": 1, "n_write_threads": 1}])
+
+
+def _nixl() -> dict[str, Any]:
+    return {"kv_connector": "NixlConnector", "kv_role": "kv_both", "kv_connector_extra_config": {}}
 
 
 def _policy(policy: str) -> Callable[[], dict[str, Any]]:
@@ -144,7 +188,15 @@ FEATURES: Final[dict[str, Feature]] = {
     "arc": Feature("OffloadingConnector, ARC", lambda: offloading(40, eviction_policy="arc"), HOST, proves=BELOW),
     "own-name": Feature("OffloadingConnector under its own name", lambda: offloading(40), HOST, proves=BELOW,
                         own_name=True),
+    "tiers": Feature("OffloadingConnector, host and directory", _tiers, {**HOST, "running": 3}, (5, 6, 4),
+                     proves=BELOW),
     "simple": Feature("SimpleCPUOffloadConnector", _simple, HOST, proves=BELOW),
+    "sync": Feature("ExampleConnector, loads inside the step", lambda: outside.example(DIRECTORY),
+                    {"blocks": 28, "tokens": 2048}, twins=True, proves=("hits", "evictions", "loads")),
+    "lmcache": Feature("LMCacheConnectorV1", outside.lmcache, HOST, proves=("hits", "evictions", "loads")),
+    "lmcache-twins": Feature("LMCacheConnectorV1, equal prompts in one step", outside.lmcache,
+                             {"blocks": 28, "tokens": 2048}, twins=True, proves=("hits", "evictions", "loads")),
+    "nixl": Feature("NixlConnector", _nixl, HOST, proves=("hits", "evictions", "loads"), transfer=outside.from_peer),
     "beside": Feature("beside OffloadingConnector in MultiConnector", lambda: offloading(40), HOST,
                       proves=("hits", "evictions", "loads"), beside=True),
     "multi": Feature("around MultiConnector", _multi, HOST, proves=BELOW),
@@ -204,8 +256,7 @@ class Run:
     ) -> None:
         self.feature, self.source = feature, rank + 1
         self.engine = engine = _engine(feature, directory, way, rank)
-        if feature.arguments is not None:
-            engine.arguments = feature.arguments
+        _prepare(engine, feature)
         self.witness = Witness(engine)
         at = engine.tap
         if feature.beside:
@@ -301,7 +352,7 @@ class Outcome:
 
 def requests_of(feature: Feature) -> list[Arrival]:
     """The requests of a feature. vLLM's front end names the n requests that it makes of one ``0_NAME``, ``1_NAME``."""
-    found = workload(*feature.shape)
+    found = twins(feature.shape[0]) if feature.twins else workload(*feature.shape)
     if feature.copies == 1:
         return found
     return [(step, f"{number}_{name}", prompt, output) for step, name, prompt, output in found
@@ -340,10 +391,8 @@ def _plain(reason: str) -> str:
 
 def without_tap(feature: Feature, directory: Path) -> None:
     """Run a feature without a tap, to find out if the release itself fails. Raises the release's own errors."""
-    inside = None if feature.connector is None else feature.connector()
-    engine = Engine(directory, inside, **feature.engine)
-    if feature.arguments is not None:
-        engine.arguments = feature.arguments
+    engine = Engine(directory, _inside(feature, directory), **feature.engine)
+    _prepare(engine, feature)
     run = replace(feature, beside=False)
     plain = Run.__new__(Run)
     plain.feature, plain.engine, plain.proof = run, engine, Counter()

@@ -32,6 +32,8 @@ VLLM: Final = (
     "0.12.0", "0.14.1", "0.16.0", "0.18.1", "0.20.2", "0.22.0", "0.24.0", "0.26.0", "0.28.0", "0.30.0", "0.32.0",
     INSTALLED,
 )
+BESIDE: Final = {"gguf": ("gguf",), "lmcache": ("lmcache==0.5.6", "aiofile", "caio")}
+"""Packages that some releases or features need, by the directory of their own."""
 CELL_S: Final = 120
 """Seconds after which a cell counts as hanging."""
 
@@ -77,8 +79,9 @@ def _where(error: BaseException) -> str:
 
 
 def _is_theirs(error: BaseException) -> bool:
-    """True if the release itself has raised the error."""
-    return f"{os.sep}vllm{os.sep}" in traceback.extract_tb(error.__traceback__)[-1].filename.removeprefix(str(ROOT))
+    """True if the release or one of its packages has raised the error, and not this repository."""
+    last = Path(traceback.extract_tb(error.__traceback__)[-1].filename)
+    return last.is_relative_to(RELEASES) or "site-packages" in last.parts
 
 
 def _serve(names: list[str]) -> None:
@@ -114,9 +117,11 @@ def _serve(names: list[str]) -> None:
 
 def results_of(release: str, names: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
     """(feature, result) of each of these cells of a release, as they end."""
-    environment = dict(os.environ)
+    environment = {**os.environ, "VLLM_CACHE_ROOT": str(RELEASES / "cache" / release)}
+    paths = [path_of(name, *packages) for name, packages in BESIDE.items()]
     if release != INSTALLED:
-        environment["PYTHONPATH"] = os.pathsep.join(map(str, (path_of(release), path_of("gguf", "gguf"), ROOT)))
+        paths.insert(0, path_of(release))
+    environment["PYTHONPATH"] = os.pathsep.join(map(str, (*paths, ROOT)))
     child = subprocess.Popen(
         [sys.executable, "-m", "tests.vllm.matrix", "--serve", *names], cwd=ROOT, env=environment, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,

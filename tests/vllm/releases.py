@@ -43,15 +43,15 @@ LIBRARY_MAX: Final = 2**20
 """Bytes above which a shared library is for GPUs, which nothing here has."""
 
 
-def path_of(release: str, package: str = "vllm") -> Path:
-    """Where a release of a package lies; installed when it is not there yet. Its libraries for GPUs are removed."""
+def path_of(release: str, *packages: str) -> Path:
+    """Where a release of vLLM lies, or these packages; installed when it is not there yet, without libraries for GPUs.
+    """
     path = RELEASES / release
     if not path.is_dir():
         with tempfile.TemporaryDirectory(dir=RELEASES) as place:
             made = Path(place) / "made"
-            named = package if release == package else f"{package}=={release}"
             subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-compile", "--target",
-                            made, named], check=True)
+                            made, *(packages or (f"vllm=={release}",))], check=True)
             for library in made.rglob("*.so*"):
                 if library.stat().st_size > LIBRARY_MAX:
                     library.unlink()

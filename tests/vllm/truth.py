@@ -124,6 +124,8 @@ def compare_places(engine: Engine, state: CacheState, pool: PoolFacts, unknown: 
     told, source = pool.info.group, pool.info.source
     mine = [slot for slot in state.slots.values() if slot.source == source]
     loaded = {place for slot in mine if slot.state is SlotState.ONBOARDING for place in slot.device_blocks} | unknown
+    # A load goes on after the abort of its request, into blocks that the engine will never name.
+    loaded.update(*(copy.targets for copy in state.operations.values() if copy.target_pool == pool.info.pool))
     others: dict[int, Counter[int]] = {}
     for block in blocks:
         group, theirs = (told, 0) if block.block_hash is None else cached(block)

@@ -205,6 +205,7 @@ def _make_reusable(decider: Decider, pool: PoolFacts, slot: SlotFacts, ids: list
     Returns the number of leading blocks that can be reused. A place that was never given out ends them."""
     wrong = _unlike(pool, slot, ids, reused)
     if wrong:
+        _end_loads_into(decider, pool, wrong)
         fill_for(decider, pool, ids[:reused], slot.hashes[:reused])
         wrong = _unlike(pool, slot, ids, reused)
     if not wrong:
@@ -226,6 +227,17 @@ def _unlike(pool: PoolFacts, slot: SlotFacts, ids: list[int], reused: int) -> li
         (place, key) for place, key in zip(ids[:reused], slot.hashes[:reused], strict=True)
         if place >= len(pool) or pool.hash_of[place] != key or pool.content[place] != READY
     ]
+
+
+def _end_loads_into(decider: Decider, pool: PoolFacts, told: list[tuple[int, int]]) -> None:
+    """End the loads of these blocks for other requests.
+
+    An engine whose load ends inside the step names the blocks at once, so a request of the same step may reuse them."""
+    loaded = {place for place, key in told if place < len(pool) and pool.hash_of[place] == key}
+    for operation in list(decider.state.operations.values()):
+        if operation.target_pool == pool.info.pool and not loaded.isdisjoint(operation.targets):
+            report(decider, operation, failed=False)
+            end_operation(decider, operation)
 
 
 # --- ends ---

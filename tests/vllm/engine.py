@@ -74,6 +74,9 @@ class Engine:
     With ``hook`` the scheduler itself has the tap, with these settings, and ``connector`` may be None.
     """
 
+    transfer: Callable[[str, list[int]], dict[str, Any] | None] | None = None
+    """Transfer parameters of the request of this name with this prompt."""
+
     def __init__(
         self, directory: Path, connector: dict[str, Any] | None, *, hook: dict[str, Any] | None = None,
         blocks: int = 96, running: int = 8, tokens: int = 256, publish: tuple[str, str] | None = None,
@@ -112,8 +115,6 @@ class Engine:
         """Further arguments of each request's sampling."""
         self.arguments: Callable[[str], dict[str, Any]] = lambda name: {}
         """Further arguments of the request of this name."""
-        self.transfer: Callable[[str, list[int]], dict[str, Any] | None] = lambda name, prompt: None
-        """Transfer parameters of the request of this name with this prompt."""
         self.scheduled_drafts: dict[str, int] = {}
         """Tokens of each request in the formed step that the model may refuse."""
         self.scheduler, unit = adapters.scheduler(config, self.kv_cache, hook)
@@ -149,7 +150,7 @@ class Engine:
 
     def add(self, name: str, prompt: list[int], output: int) -> Request:
         """A request arrives."""
-        transfer = self.transfer(name, prompt)
+        transfer = None if self.transfer is None else self.transfer(name, prompt)
         extra = self.extra if transfer is None else {**(self.extra or {}), "kv_transfer_params": transfer}
         sampling = SamplingParams(max_tokens=output, ignore_eos=True, extra_args=extra)
         request = adapters.request(name, prompt, sampling, self._hasher, **self.arguments(name))

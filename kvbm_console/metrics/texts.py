@@ -15,7 +15,7 @@ HELP: Final[dict[str, str]] = {
     "kvbm_tier_resident_blocks":
         "Blocks that have a place in a tier. A host tier that is full while its hits stay flat does not pay back.",
     "kvbm_tier_uncertain":
-        "1 when reports of an engine were lost: the tier's counts may be wrong until it clears or restarts.",
+        "1 when reports of an engine were lost or unclear: the tier's counts may be wrong until it restarts.",
     "kvbm_tier_resident_bytes":
         "Bytes of the blocks that have a place in a tier; missing where the size of a block is unknown "
         "(--kv-geometry). Near the memory of the tier: it is full.",

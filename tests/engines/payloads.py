@@ -61,7 +61,9 @@ class Recount:
             if "event_type" in event:
                 event = of_pool(event)
             if event["type"] == "AllBlocksCleared":
-                self.copies.clear()
+                for place in list(self.copies):
+                    if place[0] == (rank or 0) and (event.get("everywhere") or place[2] in ("GPU", "CPU_PINNED")):
+                        del self.copies[place]
                 continue
             place = (rank or 0, event.get("group_idx") or 0, event.get("medium") or "GPU")
             here = self.copies.setdefault(place, Counter())
@@ -81,6 +83,8 @@ class Recount:
 def of_pool(event: dict[str, Any]) -> dict[str, Any]:
     """An event of Mooncake's pool as an event of an engine; a key that ends with a hash has that hash."""
     kind = {"stored": "BlockStored", "removed": "BlockRemoved", "cleared": "AllBlocksCleared"}[event["event_type"]]
+    if kind == "AllBlocksCleared":
+        return {"type": kind, "everywhere": True}
     hashes = event["seq_hashes"] or [bytes.fromhex(event["object_key"].split("@")[-1])]
     medium = {"cpu": "CPU", "disk": "DISK"}[event["medium"]]
     return {"type": kind, "block_hashes": hashes, "medium": f"{medium} REMOTE {event['backend_id']}"}

@@ -65,12 +65,12 @@ def test_array_events_of_every_age(fields: list[Any]) -> None:
     (["BlockRemoved", [3]], Removed([3], "GPU", 0)),
     (["BlockRemoved", [3], "CPU"], Removed([3], "CPU", 0)),
     (["BlockRemoved", [3], "CPU", 1, "later"], Removed([3], "CPU", 1)),
-    (["AllBlocksCleared"], Cleared()),
-    (["AllBlocksCleared", "later"], Cleared()),
+    (["AllBlocksCleared"], Cleared(everywhere=False)),
+    (["AllBlocksCleared", "later"], Cleared(everywhere=False)),
     (removed(3, medium=None), Removed([3], "GPU", 0)),
     (removed(3, medium="NVME", group_idx=4, remaining_copy_counts=[2]), Removed([3], "NVME", 4)),
     ({"type": "BlockRemoved", "block_hashes": [3]}, Removed([3], "GPU", 0)),
-    (cleared(), Cleared()),
+    (cleared(), Cleared(everywhere=False)),
     (stored(9, parent=8, session_id="s", locality="LOCAL"),
      Stored([9], 8, 16, "GPU", 0, (StoredMark(0, 0, "session=s"),))),
     (stored(9, parent=8, medium="STORAGE", locality="REMOTE", ownership="kv cr"),
@@ -147,7 +147,9 @@ def test_shapes_may_be_mixed_and_unknown_kinds_are_counted() -> None:
     found = decode_batch(batch(
         stored(1), ["BlockRemoved", [1]], {"type": "BlockMoved", "block_hashes": [1]}, ["BlockPinned", 5], cleared(),
     ))
-    assert unmarked(found.events) == [Stored([1], None, 16, "GPU", 0), Removed([1], "GPU", 0), Cleared()]
+    assert unmarked(found.events) == [
+        Stored([1], None, 16, "GPU", 0), Removed([1], "GPU", 0), Cleared(everywhere=False),
+    ]
     assert (found.unknown, found.malformed) == (2, 0)
 
 

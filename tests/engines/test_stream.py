@@ -120,15 +120,53 @@ def test_a_removal_behind_its_store_in_one_batch_is_kept_in_order() -> None:
     house.check()
 
 
-def test_a_clear_empties_every_pool_of_the_publisher_and_ends_doubt() -> None:
+@pytest.mark.parametrize("host", ["", "CPU_PINNED"])
+def test_a_clear_empties_the_device_and_the_host_memory_of_sglang_and_ends_doubt(host: str) -> None:
     house = House()
-    house.stream.accept(4, batch(stored(1), stored(2, medium="CPU")))
+    house.stream.accept(4, batch(stored(1), *([stored(2, medium=host)] if host else [])))
     state = house.dispatcher.leader.state
     assert state.lost_sources == {SOURCE: 1}
-    house.stream.accept(5, batch(stored(3), cleared(), stored(8, medium="CPU")))
+    house.stream.accept(5, batch(stored(3), cleared(), stored(8)))
     assert state.lost_sources == {}
-    assert facts_of(state) == {(0, 0, "CPU"): {8: 1}}
+    assert facts_of(state) == {(0, 0, "GPU"): {8: 1}}
     assert digest(state) == digest(house.mirror)
+
+
+@pytest.mark.parametrize("host", ["CPU", "STORAGE", "CPU REMOTE pool"])
+def test_a_clear_leaves_the_tiers_below_vllms_device_and_makes_them_doubtful(host: str) -> None:
+    """vLLM publishes AllBlocksCleared for the device, and no event tells if its connector was reset, too."""
+    house = House()
+    house.send(stored(1, 2), stored(1, 2, medium=host.partition(" ")[0],
+                                    **({"locality": "REMOTE", "ownership": "pool"} if " " in host else {})))
+    state = house.dispatcher.leader.state
+    assert state.lost_sources == {}
+    house.send(*[cleared()] * 100)
+    assert facts_of(state) == {(0, 0, host): {1: 1, 2: 1}}
+    assert state.lost_sources == {SOURCE: 1}, "counted once, however often the same is told"
+
+
+def test_after_a_loss_a_clear_tells_nothing_of_tiers_that_were_not_named_yet() -> None:
+    house = House()
+    house.stream.accept(4, batch(stored(1)))
+    house.stream.accept(5, batch(cleared(), stored(2)))
+    state = house.dispatcher.leader.state
+    assert state.lost_sources == {}, "as far as is known this engine has a device alone"
+    house.stream.accept(6, batch(stored(2, medium="CPU")))
+    assert SOURCE in state.lost_sources
+    house.stream.restart()
+    house.stream.accept(0, batch(stored(3), stored(3, medium="CPU")))
+    assert state.lost_sources == {}
+
+
+def test_a_clear_empties_the_pools_of_its_rank_alone() -> None:
+    house = House()
+    house.send(stored(1), dp_rank=0)
+    house.send(stored(2), dp_rank=1)
+    house.send(cleared(), dp_rank=1)
+    house.check()
+    house.send(cleared(), dp_rank=0)
+    house.check()
+    assert house.dispatcher.leader.state.lost_sources == {}
 
 
 def test_a_clear_is_heard_before_anything_was_stored() -> None:

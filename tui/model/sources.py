@@ -129,7 +129,7 @@ def watched(state: CacheState) -> list[int]:
 
 
 def uncertain(state: CacheState, source: int) -> bool:
-    """True if reports of a source were lost, so that its counts may be wrong until it clears or restarts."""
+    """True if reports of a source were lost or unclear, so that its counts may be wrong."""
     return source in state.lost_sources and not state.has_ended(source)
 
 

@@ -86,7 +86,7 @@ def _history(desk: Desk, state: CacheState, source: int) -> list[Piece]:
     if state.has_ended(source):
         pieces.append(Piece("ended, nothing more is heard of it"))
     elif uncertain(state, source):
-        pieces.append(Piece("? reports were lost: doubtful until it clears or restarts", "caution"))
+        pieces.append(Piece("? reports lost or unclear: doubtful until a full clear or a restart", "caution"))
     gaps = max(seen.gaps, state.lost_sources.get(source, 0))
     restarts = seen.restarts
     if following is not None:

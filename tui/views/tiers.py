@@ -116,7 +116,7 @@ class Tiers(View):
         told = (f"   {medium}, decided by the {decider}{rule}", f"   {medium}{rule}", f"   {medium}",
                 "")
         if doubt:
-            told = (f"   {medium}: reports were lost, counts are doubtful until it clears",
+            told = (f"   {medium}: reports were lost or unclear, counts are doubtful",
                     f"   {medium}: counts are doubtful", f"   {medium}: doubtful", "")
         if over:
             told = (f"   {medium}: its engine ended, nothing more is heard of it", f"   {medium}: its engine ended",

@@ -32,11 +32,17 @@ class _Doubt(msgspec.Struct):
 
 
 class ReportsLost(Lint):
-    """Reports of an engine were lost: its counts are doubtful until it clears its cache or restarts."""
+    """Reports of an engine were lost or unclear, so its counts are doubtful until a full clear or a restart."""
 
     name = "reports_lost"
-    threshold = "any batch of an engine's event stream that never came, or could not be read"
-    bad = "what the engine holds is known only in part: its counts may be wrong until it clears its cache or restarts"
+    threshold = (
+        "any batch of an engine's event stream that never came or could not be read, or that clears a cache and does "
+        "not tell which of its tiers"
+    )
+    bad = (
+        "the content of the engine's cache is known only in part: its counts may be wrong until it clears its whole "
+        "cache or restarts"
+    )
     do = "give the engine a replay address and this program that address too; raise the engine's hwm and buffer_steps"
     ends = True
     view = "tiers"

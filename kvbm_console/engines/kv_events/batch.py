@@ -44,6 +44,8 @@ TIER_OF_MEDIUM: Final[dict[str, Tier]] = {
     "DISK": Tier.G3, "STORAGE": Tier.G4, "EXTERNAL": Tier.G4,
 }
 """Medium to tier. An unknown medium is kept verbatim and shown with G4, the least known tier."""
+EMPTIED_MEDIA: Final = frozenset({"GPU", "CPU_PINNED"})
+"""The device, and SGLang's host memory."""
 REMOTE: Final = "REMOTE"
 """The second word of a medium that is shared by engines and belongs to none of them."""
 
@@ -84,7 +86,13 @@ class Removed(msgspec.Struct, frozen=True, gc=False):
 
 
 class Cleared(msgspec.Struct, frozen=True, gc=False):
-    """The publisher holds no block any more, on any medium."""
+    """The publisher holds no block any more: on any medium if ``everywhere``, else on those of ``EMPTIED_MEDIA``.
+
+    vLLM's ``AllBlocksCleared`` means the device. A reset of its connector is silent (OffloadingConnector) or publishes
+    the same event (SimpleCPUOffloadConnector), so nothing is known of its tiers below. SGLang's means device and host.
+    """
+
+    everywhere: bool = True
 
 
 CacheEvent = Stored | Removed | Cleared

@@ -22,6 +22,7 @@ from kvbm_console.core.ids import EMPTY_HASH, Authority, Measure, Tier
 from kvbm_console.dispatch import Dispatcher
 from kvbm_console.engines.kv_events.batch import (
     DEFAULT_MEDIUM,
+    EMPTIED_MEDIA,
     BadPayload,
     Batch,
     CacheEvent,
@@ -138,8 +139,10 @@ class EventStream:
         """The expected number of a message."""
         self._last_digest = 0
         self._gone = False
-        self._cleared = False
-        """True if no report followed the last clear, so another clear would change nothing."""
+        self._cleared = set[int]()
+        """Ranks without a report since their last clear, so another clear would change nothing."""
+        self._unseen_below = False
+        """True if messages were lost before a clear of the device, so tiers that no event named yet may have blocks."""
         self._origin: int | None = None
 
     # --- messages ---
@@ -201,21 +204,25 @@ class EventStream:
     def gone(self) -> None:
         """The publisher has ended, and its blocks are gone with it."""
         if not self._gone:
-            self._gone, self._cleared = True, False
-            self.next_seq = 0
-            self._ghosts.clear()
+            self._gone = True
+            self._begin()
             self._dispatcher.submit_from(self.source, None, st.SourceRestarted, True)
 
     def restart(self) -> None:
         """The publisher began again, and its earlier blocks are gone."""
-        self.next_seq = 0
         self.counts.restarts += 1
-        self._ghosts.clear()
-        self._gone, self._cleared = False, False
+        self._gone = False
+        self._begin()
         self._dispatcher.submit_from(self.source, None, st.SourceRestarted)
 
+    def _begin(self) -> None:
+        self.next_seq = 0
+        self._ghosts.clear()
+        self._cleared.clear()
+        self._unseen_below = False
+
     def _gap(self, first: int, last: int) -> None:
-        self._cleared = False
+        self._cleared.clear()
         self.counts.gaps += 1
         self._dispatcher.submit_from(self.source, None, st.SourceGapped, first, last)
 
@@ -265,7 +272,7 @@ class EventStream:
             for place, report in reports.items():
                 self._send(place, report)
             reports.clear()
-            self._clear(rank)
+            self._clear(rank, event)
             return
         place = rank, event.group, event.medium
         if isinstance(event, Stored):
@@ -314,7 +321,7 @@ class EventStream:
             report.removed = kept.removed
         counts.stored_blocks += len(report.stored)
         if report.stored or report.removed:
-            self._cleared = False
+            self._cleared.clear()
             self._report(pool, report, resident)
 
     def _report(self, pool: int, report: _Report, resident: int) -> None:
@@ -334,16 +341,28 @@ class EventStream:
                 )
         self._dispatcher.submit_from(self.source, self._origin, st.BlocksReported, pool, *columns)
 
-    def _clear(self, rank: int) -> None:
+    def _clear(self, rank: int, event: Cleared) -> None:
+        """Empty the pools that are surely empty. If the rank has others, nothing is certain of this source."""
+        # With SimpleCPUOffloadConnector the event may mean the host alone, so the device is doubtful then, too.
         self.counts.clears += 1
-        if self._cleared:
+        if rank in self._cleared:
             return
-        self._cleared = True
         if not self._pools:
             self._declare((rank, 0, DEFAULT_MEDIUM), 0)  # a clear needs a pool that it empties
-        for pool in self._pools.values():
-            self._ghosts[pool].clear()
-            self._dispatcher.submit_from(self.source, self._origin, st.BlocksReported, pool, b"", b"", True)
+        if not event.everywhere and self.source in self._dispatcher.leader.state.lost_sources:
+            self._unseen_below = True
+        doubtful = False
+        for (pool_rank, _, medium), pool in self._pools.items():
+            if pool_rank != rank:
+                continue
+            if event.everywhere or medium in EMPTIED_MEDIA:
+                self._ghosts[pool].clear()
+                self._dispatcher.submit_from(self.source, self._origin, st.BlocksReported, pool, b"", b"", True)
+            else:
+                doubtful = True
+        if doubtful:
+            self._gap(self.counts.last_seq, self.counts.last_seq)
+        self._cleared.add(rank)
 
     # --- pools ---
 
@@ -359,6 +378,8 @@ class EventStream:
         for event in outcome.events:
             if isinstance(event, PoolKnown):
                 self._pools[place] = event.pool
+        if self._unseen_below and medium not in EMPTIED_MEDIA:
+            self._gap(self.counts.last_seq, self.counts.last_seq)
         return place in self._pools
 
     def _block_tokens(self, group: int) -> int:

@@ -218,7 +218,7 @@ KINDS: Final[dict[str, tuple[list[Any], Callable[[Any], CacheEvent]]]] = {
         _skipped("session_id"), _skipped("lookahead_token_ids"), _skipped("cache_salt"),
     ], _stored),
     "BlockRemoved": ([("block_hashes", _Hashes), *_PLACE, *_OWNER], _removed),
-    "AllBlocksCleared": ([], lambda event: Cleared()),
+    "AllBlocksCleared": ([], lambda event: Cleared(everywhere=False)),
 }
 """Kind to its fields, in the order of the array form, and the function that makes the event (raises ``ValueError``)."""
 _MAKE: Final[dict[type, Callable[[Any], CacheEvent]]] = {}

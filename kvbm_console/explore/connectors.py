@@ -29,6 +29,8 @@ PAGE = 16 * 1024
 """Bytes of a block of the absent model on one rank."""
 
 
+GROUP_BYTES = 4
+"""Bytes at the end of an ``OffloadKey`` that name the group of layers."""
 INSIDE = "_tapped"
 """The attribute by which the tap keeps the connector that it is around."""
 
@@ -40,13 +42,11 @@ class Unsupported(Exception):
 class Adapter:
     """Our worker's half of one connector in one run.
 
-    ``kind`` names the connector's host memory, and tells two connectors of one class apart. ``tables`` are attributes
-    of the scheduler half that must be empty when all requests have ended and all copies were reported.
+    ``kind`` names the connector's host memory, and tells two connectors of one class apart.
     """
 
     name = ""
     half_name = "connector_scheduler"
-    tables: tuple[str, ...] = ()
     peers = False
     """True if requests can name a peer, from which their prefix comes or to which their blocks go."""
     fails_by_request = False
@@ -57,6 +57,17 @@ class Adapter:
         self.half: Any = getattr(connector, self.half_name, None)
         if self.half is None:
             raise Unsupported(f"{type(connector).__name__} has no {self.half_name} here")
+        self._empty = [(owner, name) for owner in self.owners() for name, table in vars(owner).items()
+                       if isinstance(table, (dict, set, list)) and not table]
+
+    def owners(self) -> list[Any]:
+        """The objects of the scheduler half that keep tables about requests and copies."""
+        return [self.half]
+
+    def tables(self) -> Iterator[tuple[str, Any]]:
+        """(name, content) of the tables that were empty at first. They must be empty when all requests have ended."""
+        for owner, name in self._empty:
+            yield f"{type(owner).__name__}.{name}", getattr(owner, name)
 
     @staticmethod
     def sized(extra: dict[str, Any], host_bytes: int, directory: str) -> None:
@@ -82,17 +93,19 @@ class Adapter:
         """The worker's metadata about the jobs of this connector that ended in a step; None without."""
         return None
 
-    def held(self) -> Iterator[tuple[str, int]]:
-        """(name, references) of each host block."""
+    def held(self) -> Iterator[tuple[bytes, int]]:
+        """(hash, references) of each host block that can be found."""
         yield from ()
+
+    def medium(self) -> str:
+        """The medium of the host blocks in the published events; empty if their events do not name each block."""
+        return ""
 
 
 class OffloadingAdapter(Adapter):
     """``OffloadingConnector`` with a host tier, and with files below it."""
 
     name = "offloading"
-    tables = ("_jobs", "_req_status", "_block_id_to_pending_jobs", "_chunks_being_loaded", "_blocks_being_loaded",
-              "_reset_fence", "_reqs_to_load", "_reqs_to_store")
 
     def __init__(self, connector: Any, kind: str) -> None:
         super().__init__(connector, kind)
@@ -197,13 +210,16 @@ class OffloadingAdapter(Adapter):
         done = Counter(job.number for job in ended)
         return module.OffloadingWorkerMetadata(completed_jobs=dict(done)) if done else None
 
-    def held(self) -> Iterator[tuple[str, int]]:
+    def held(self) -> Iterator[tuple[bytes, int]]:
         manager = getattr(self.half, "manager", None)
         policy = getattr(getattr(manager, "primary_tier", manager), "_policy", None)
         for name in ("blocks", "chunks", "t1", "t2"):
             table = getattr(policy, name, None)
             if isinstance(table, dict):
-                yield from ((key[:8].hex(), getattr(block, "ref_cnt", 0)) for key, block in table.items())
+                yield from ((bytes(key[:-GROUP_BYTES]), block.ref_cnt) for key, block in table.items())
+
+    def medium(self) -> str:
+        return "CPU"
 
 
 class SimpleAdapter(Adapter):
@@ -211,8 +227,6 @@ class SimpleAdapter(Adapter):
 
     name = "simple"
     half_name = "scheduler_manager"
-    tables = ("_reqs_to_load", "_reqs_to_store", "_load_event_to_reqs", "_store_event_to_blocks",
-              "_pending_store_blocks", "_inflight_loads")
 
     @staticmethod
     def sized(extra: dict[str, Any], host_bytes: int, directory: str) -> None:
@@ -234,6 +248,15 @@ class SimpleAdapter(Adapter):
         module = import_module("vllm.v1.simple_kv_offload.metadata")
         stores = {job.number: 1 for job in ended if not job.load}
         return module.SimpleCPUOffloadWorkerMetadata(completed_store_events=stores) if stores else None
+
+    def held(self) -> Iterator[tuple[bytes, int]]:
+        hash_of = import_module("vllm.v1.core.kv_cache_utils").get_block_hash
+        for block in self.half.cpu_block_pool.blocks:
+            if block.block_hash is not None and not block.is_null:
+                yield hash_of(block.block_hash), block.ref_cnt
+
+    def medium(self) -> str:
+        return str(getattr(self.half, "kv_event_medium", "CPU"))
 
 
 # --- a secondary tier ---

@@ -205,6 +205,14 @@ class ContractShadow:
 
     # --- admission ---
 
+    def _findable(self) -> set[int]:
+        """Hashes in the engine's prefix cache. The engine takes the blocks of a load in when all of them have come."""
+        device = self._device()
+        coming = {block for life in self.slots.values() if life.state is SlotState.ONBOARDING
+                  for block in life.blocks[life.answered[0] :]}
+        return {place.hash for (where, index), place in self.places.items()
+                if where == device and place.ready and place.hash is not None and index not in coming}
+
     def _LookupAnswered(self, event: ev.LookupAnswered) -> None:
         """BC-3: the lookup goes on after the engine's prefix, in G2, then in G3, to the first miss in all tiers."""
         if event.answer is None:
@@ -213,7 +221,7 @@ class ContractShadow:
         life.answered = event.local_blocks, event.matched
         at = event.local_blocks
         if at < min(len(life.hashes), (life.prompt_tokens - 1) // self.size):
-            self._require(life.hashes[at] not in self._in(Tier.G1), "BC-3", event, f"block {at} is on the device")
+            self._require(life.hashes[at] not in self._findable(), "BC-3", event, f"block {at} is on the device")
         for tier, count in zip((Tier.G2, Tier.G3), event.matched, strict=False):
             hashes = self._in(tier) if count else set()
             self._require(

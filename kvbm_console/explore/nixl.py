@@ -26,8 +26,6 @@ class NixlAdapter(Adapter):
     """``NixlConnector``, which pulls."""
 
     name = "nixl"
-    tables = ("_reqs_need_recv", "_reqs_need_save", "_reqs_need_send", "_reqs_in_batch", "_reqs_not_processed",
-              "_heartbeat_by_engine", "_heartbeat_req_engine")
     peers = True
     fails_by_request = True
 

@@ -37,7 +37,8 @@ def write(
     (directory / "scenario.json").write_text(finding.scenario.to_json() + "\n", encoding="utf-8")
     (directory / "test_reproduction.py").write_text(
         make(finding.scenario, connector, faults, report.release, finding.signature), encoding="utf-8")
-    (directory / "issue.md").write_text(issue(report, finding, connector), encoding="utf-8")
+    (directory / "issue.md").write_text(
+        issue(report, finding, connector if engine == "vllm" else None), encoding="utf-8")
     return directory
 
 
@@ -113,21 +114,25 @@ def story(action: Action) -> str:
         ", and the connector's cache" if action.connector else "")
 
 
-def issue(report: SearchReport, finding: ExploreFinding, connector: dict[str, Any]) -> str:
-    """A text that can be pasted into an issue of the engine's or the connector's project."""
+def issue(report: SearchReport, finding: ExploreFinding, connector: dict[str, Any] | None) -> str:
+    """A text that can be pasted into an issue of the engine's or the connector's project. ``connector`` is None for our
+    own leader."""
     scenario = finding.scenario
-    waits = sorted({entry // 3 for entry in scenario.copies})
+    waits = " or ".join(str(wait) for wait in sorted({entry // 3 for entry in scenario.copies}))
+    entry = "" if connector is None else f"`--kv-transfer-config '{json.dumps(connector)}'`, "
+    real = ("The leader and the engine are the product's." if connector is None else
+            "The scheduler and the connector are the real ones, on a CPU. The worker only copies block contents.")
+    where = "an environment with kvbm-console" if connector is None else "an environment with vLLM; no GPU, no weights"
     return "\n".join([
         f"# {finding.signature}", "",
-        f"{report.release}, `--kv-transfer-config '{json.dumps(connector)}'`, {scenario.device_blocks} device blocks, "
+        f"{report.release}, {entry}{scenario.device_blocks} device blocks, "
         + "".join(f"{name} {value}, " for name, value in scenario.machine) +
         f"{scenario.host_blocks} host blocks, max_num_seqs {scenario.max_running}, max_num_batched_tokens "
         f"{scenario.batch_tokens}, block size 16.", "",
         f"In step {finding.verdict['step']}: {finding.verdict['sentence']}.", "",
-        "The scheduler and the connector are the real ones, on a CPU. The worker only copies block contents and "
-        f"reports jobs {' or '.join(map(str, waits))} steps after they were submitted.", "",
+        f"{real} Copies are reported {waits} steps after they were submitted.", "",
         "## Steps", "", *[f"- {story(action)}" for action in scenario.actions], "",
-        "## Reproduce", "", "`pytest test_reproduction.py` in an environment with vLLM; no GPU and no weights.", "",
+        "## Reproduce", "", f"`pytest test_reproduction.py` in {where}.", "",
         f"Met {finding.times} times in {report.runs:,} runs ({report.steps:,} scheduler steps), the first time after "
         f"{finding.cpu_s:.1f} s of CPU time, with profile {finding.profile} and seed {finding.seed}.", "",
     ])

@@ -81,6 +81,8 @@ class Memory:
         """Device place to the host slot that its last load read."""
         self.ordered: dict[int, int] = {}
         """Device place to the moment at which its last load was submitted."""
+        self.promised: dict[int, tuple[int, str, Any]] = {}
+        """Device place to (job, request, host slot) of an ordered load that has not filled it yet."""
         self.filled: dict[tuple[str, int], int] = {}
         """Host slot to the moment at which its last store wrote it."""
         self.regions: dict[str, Any] = {}
@@ -104,6 +106,7 @@ class Memory:
             self.device_writer[target] = ("load", job.number, job.request, source)
             self.came_from[target] = slot
             self.ordered[target] = job.submitted
+            self.promised.pop(target, None)
             return
         slot = (job.kind, target)
         content = self.device.get(source, EMPTY)
@@ -121,12 +124,17 @@ class Memory:
         """Write tokens of a request that a step has computed into a place."""
         self.device[place] = content
         self.device_writer[place] = ("step", self.step, request, tokens)
+        self.promised.pop(place, None)
 
 
 def cause(memory: Memory, place: int, name: Callable[[int], str]) -> str:
     """The writer of a wrong content, and the edge that is missing. ``name`` describes a content."""
     writer = memory.device_writer.get(place, NOBODY)
     kind, number, request, other = writer
+    if place in memory.promised:
+        load, owner, source = memory.promised[place]
+        return (f"load {load} of request {owner} was to fill it from host slot {source} and has not: this step did not "
+                f"wait for load {load}, or load {load} was reported too early")
     if kind == "nobody":
         return "the place was never written"
     if kind == "step":
@@ -244,6 +252,8 @@ class ShadowWorker:
     def _submit(self, job: Job) -> None:
         if not job.load and not job.wanted:
             job.wanted = [self.memory.device.get(source, EMPTY) for source, _ in job.pairs]
+        if job.load:
+            self.memory.promised.update((target, (job.number, job.request, source)) for source, target in job.pairs)
         self._spoil(job)
         if job.load and not job.sync:
             self.loads += 1

@@ -43,6 +43,8 @@ OVERTAKEN_MAX = 48
 ASKED_MAX = 60
 """Answers "ask again" in a row without any copy in flight."""
 STEPS_MAX = 3_000
+ENGINES = ("vllm", "lmcache")
+"""Packages whose exceptions are findings."""
 WINDOW = 4 * BLOCK
 """Tokens that a layer with a sliding window reads."""
 SALTS = tuple(group * 0x5851F42D4C957F2D & 0x3FFFFFFFFFFFFFFF for group in range(8))
@@ -230,6 +232,10 @@ class Machine:
         self.names: dict[int, tuple[str, int]] = {}
         """Content to the first request with this content, and its number of tokens."""
         self.live: dict[str, Any] = {}
+        self.computed: dict[str, int] = {}
+        """Request to the tokens computed for it, until it gets its first token."""
+        self.false_answer: Found | None = None
+        """The first false number of cached tokens. It ends the run last, so that it hides no other finding."""
         self.idle = 0
         self.overtaken: Counter[str] = Counter()
         self.asked: Counter[str] = Counter()
@@ -310,6 +316,8 @@ class Machine:
             self.step()
         self._leaks()
         self._events()
+        if self.false_answer is not None:
+            raise self.false_answer
 
     def _act(self, action: Any) -> None:
         requests = self.scheduler.requests
@@ -320,7 +328,7 @@ class Machine:
             sampling = self.release.sampling(
                 max_tokens=action.output, ignore_eos=True, extra_args=self._peer(action.name))
             request = self.release.request(action.name, prompt, sampling, None, block_hasher=self.release.hasher)
-            self.live[action.name] = request
+            self.live[action.name], self.computed[action.name] = request, 0
             self.scheduler.add_request(request)
             return
         if isinstance(action, Abort):
@@ -465,7 +473,7 @@ class Machine:
             "right content",
             f"request {name} reads block {at}{where} in place {place} and wants {self._name(wanted)}, but finds "
             f"{self._name(found)}: {why}" + (", before all its tokens were computed" if partial else ""),
-            f"written by {writer}" + (
+            "load that was not waited for" if place in memory.promised else f"written by {writer}" + (
                 ", torn store" if "did not wait for store" in why else ", incomplete block" if partial else ""),
         )
 
@@ -495,7 +503,26 @@ class Machine:
             kv_connector_output=self._connector_output(jobs),
         ) for jobs in ended]
         result = results[0] if self._aggregator is None else self._aggregator.aggregate(results)
-        self.scheduler.update_from_output(output, result)
+        self._told(output, self.scheduler.update_from_output(output, result))
+
+    def _told(self, output: Any, answers: dict[int, Any]) -> None:
+        """Truth of answers: the cached tokens that a user is told are those that were not computed.
+
+        A preempted request computes tokens twice, so its number cannot be checked. The last token of a prompt is
+        computed even if it is cached."""
+        for name, count in output.num_scheduled_tokens.items():
+            if name in self.computed:
+                self.computed[name] += count
+        for answer in (one for part in answers.values() for one in part.outputs):
+            request, stats = self.live[answer.request_id], getattr(answer, "prefill_stats", None)
+            computed = self.computed.pop(answer.request_id, None)
+            if stats is None or computed is None or request.num_preemptions:
+                continue
+            prompt, told = len(request.prompt_token_ids), stats.num_cached_tokens
+            if told != prompt - computed and not (told == prompt and computed == 1) and self.false_answer is None:
+                self.false_answer = Found(
+                    "truth of answers", f"request {answer.request_id} was told in step {self.run.steps} that {told} of "
+                    f"{prompt} tokens were cached, and {computed} were computed", "cached tokens")
 
     def _connector_output(self, jobs: list[Job]) -> Any:
         """The report of the connectors' worker halves of a rank; None when no job ended."""
@@ -598,16 +625,14 @@ class Machine:
             raise Found("no leak", f"{missing} device blocks are not free after all requests ended: places "
                         f"{held[:8]}", "device blocks")
         for adapter in self.halves:
-            for name in adapter.tables:
-                table = getattr(adapter.half, name, None)
-                if isinstance(table, (dict, set, list)) and table:
-                    raise Found("no leak", f"{type(adapter.half).__name__}.{name} still has {len(table)} entries after "
-                                f"all requests ended: {str(list(table)[:3])[:120]}",
-                                f"{type(adapter.half).__name__}.{name}")
+            for name, table in adapter.tables():
+                if table:
+                    raise Found("no leak", f"{name} still has {len(table)} entries after all requests ended: "
+                                f"{str(list(table)[:3])[:120]}", name)
             for block, references in adapter.held():
                 if references:
-                    raise Found("no leak", f"the host block of {block} keeps {references} references after all "
-                                "requests ended", "host references")
+                    raise Found("no leak", f"the host block of {block[:8].hex()} keeps {references} references after "
+                                "all requests ended", "host references")
 
     def _events(self) -> None:
         """Truth of answers: the published events, folded, name the blocks that are cached."""
@@ -617,10 +642,17 @@ class Machine:
             self.release.hash_of(block.block_hash)[-8:] + (block.block_hash[-1:] if several else b"")
             for block in blocks if block.block_hash is not None and not block.is_null
         }
-        published = set(+self.resident.get("GPU", Counter()))
+        self._same("device", "GPU", cached)
+        media = Counter(adapter.medium() for adapter in self.halves)
+        for adapter in self.halves if not several else ():
+            if media[adapter.medium()] == 1 and adapter.medium():
+                self._same("host", adapter.medium(), {key[-8:] for key, _ in adapter.held()})
+
+    def _same(self, tier: str, medium: str, cached: set[bytes]) -> None:
+        published = set(+self.resident.get(medium, Counter()))
         if published != cached:
-            raise Found("truth of answers", f"the KV events name {len(published - cached)} device blocks that are not "
-                        f"cached, and miss {len(cached - published)} that are", "device events")
+            raise Found("truth of answers", f"the KV events name {len(published - cached)} {tier} blocks that are not "
+                        f"cached, and miss {len(cached - published)} that are", f"{tier} events")
 
 
 def _computed(output: Any) -> Iterator[tuple[str, int]]:
@@ -649,11 +681,14 @@ def _state(request: Any) -> str:
 
 
 def _where(error: BaseException) -> str:
-    trace = error.__traceback__
+    """The function of the engine that raised. "?" if our own code raised, also when the engine had called it."""
+    trace, ours = error.__traceback__, os.path.dirname(_where.__code__.co_filename)
     name = "?"
     while trace is not None:
         file = trace.tb_frame.f_code.co_filename
-        if f"{os.sep}vllm{os.sep}" in file and not file.endswith(f"explore{os.sep}vllm.py"):
+        if os.path.dirname(file) == ours:
+            name = "?"
+        elif any(f"{os.sep}{package}{os.sep}" in file for package in ENGINES):
             name = f"{Path(file).stem}.{trace.tb_frame.f_code.co_name}"
         trace = trace.tb_next
     return name

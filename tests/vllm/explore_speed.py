@@ -7,6 +7,7 @@ Law of this file: both sides make their scheduler anew for each scenario, and th
 """
 
 import copy
+import dataclasses
 import json
 import sys
 import time
@@ -38,6 +39,9 @@ def alone(release: Release, scenario: Scenario) -> int:
                 one.name, tokens_of(one.prompt), sampling, None, block_hasher=release.hasher))
         output = scheduler.schedule()
         names = list(output.num_scheduled_tokens)
+        if not names and waiting:  # as ``Machine`` does: nothing is left until the next arrival
+            shift = max(0, waiting[0].step - steps - 1)
+            waiting = [dataclasses.replace(one, step=one.step - shift) for one in waiting]
         requests = [scheduler.requests[name] for name in names]
         scheduler.update_from_output(output, release.outputs.ModelRunnerOutput(
             req_ids=names, req_id_to_index={name: at for at, name in enumerate(names)},

@@ -48,6 +48,7 @@ def path_of(release: str, *packages: str) -> Path:
     """
     path = RELEASES / release
     if not path.is_dir():
+        RELEASES.mkdir(exist_ok=True)
         with tempfile.TemporaryDirectory(dir=RELEASES) as place:
             made = Path(place) / "made"
             subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-compile", "--target",

@@ -46,7 +46,7 @@ class Chains:
         self.stored_blocks = 0
         """Blocks that were stored since the pool exists."""
         self.lived = [0] * LIVES
-        """Evicted blocks by the class of their lifetime."""
+        """Evicted blocks of known lifetime by its class."""
         self.again: dict[tuple[int, int], int] = {}
         """Blocks that were stored again: (less than so many ns, less than so many evictions) after their eviction."""
 

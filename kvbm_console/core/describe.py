@@ -196,9 +196,11 @@ def _describe(event: ev.AnyEvent, state: CacheState | None) -> str:
             return f"{event.rule}: {event.detail}"
         case ev.BlocksSeen():
             cleared = "cleared, " if event.cleared else ""
+            earlier = event.age_ns is not None and event.age_ns >= 10**9
             return (
                 f"{_tier(state, event.pool)} {cleared}{_blocks(len(event.stored) // 8)} stored, "
                 f"{len(event.removed) // 8} removed"
+                + (f", {(event.age_ns or 0) / 1e9:,.0f} s earlier" if earlier else "")
             )
         case ev.SourceLost():
             if event.gone:

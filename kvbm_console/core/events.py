@@ -39,11 +39,11 @@ from kvbm_console.core.ids import (
 
 KIND_NUMBER_BASE: Final = 100
 """The number of a kind in the messages of the wire is this plus its msgpack tag."""
-SCHEMA_ID: Final = 5
+SCHEMA_ID: Final = 6
 """Version of events and stimuli that a batch carries, so that a reader can say why it cannot read one."""
-FORMAT_MINOR: Final = 7
+FORMAT_MINOR: Final = 8
 """Minor version of recordings, which older readers may read and pass new things over."""
-PROTOCOL_MINOR: Final = 6
+PROTOCOL_MINOR: Final = 7
 """Minor version of the wire. A new kind or field raises all three; ``make proto`` refuses it otherwise."""
 NOTHING_RETURNED: Final = (0, 0, 0, 0)
 
@@ -526,6 +526,9 @@ class BlocksSeen(Event, tag=41):
 
     ``again_blocks[i]`` stored blocks had been evicted here, less than ``again_within_ns[i]`` and
     ``again_within_blocks[i]`` further evictions before.
+
+    The engine did this ``age_ns`` before the event, by the clocks of both: a replay tells of earlier steps. None if
+    unknown. It is below 0 if the engine's clock is ahead.
     """
 
     pool: int
@@ -540,6 +543,7 @@ class BlocksSeen(Event, tag=41):
     again_within_ns: tuple[int, ...] = ()
     again_within_blocks: tuple[int, ...] = ()
     again_blocks: tuple[int, ...] = ()
+    age_ns: int | None = 0
 
 
 class SourceLost(Event, tag=42):

@@ -216,6 +216,7 @@ class BlocksReported(Stimulus, tag=13):
     again_within_ns: tuple[int, ...] = ()
     again_within_blocks: tuple[int, ...] = ()
     again_blocks: tuple[int, ...] = ()
+    age_ns: int | None = 0
 
 
 class SourceGapped(Stimulus, tag=14):

@@ -50,6 +50,8 @@ CAPACITY_MAX: Final = 2**31 - 1
 GROWN_MAX: Final = 2**24
 """Places of a pool of unknown capacity, which grows to the highest id that is named, by 21 bytes a place. One event
 with an id of 2**31 - 1 would take 45 GB."""
+UNKNOWN_NS: Final = -(2**63)
+"""Of ``PoolFacts.stored_at``: an event stream did not tell when the block was stored."""
 GONE: Final = -1
 """Of ``CacheState.lost_sources``: the source ended."""
 REPLACEABLE: Final = -2
@@ -89,9 +91,9 @@ class PoolFacts:
 
     ``hash_of[b]`` is the sequence hash of the full block at place b, or ``EMPTY_HASH``. ``content[b]`` is ``FREE``,
     ``WRITING`` or ``READY``, ``refs[b]`` the number of holders (slots, staging, operations), and ``stored_at[b]`` the
-    time when the content became readable. ``by_hash`` finds a ready or writing place; further places with the same hash
-    stand in ``copies``. ``quarantined`` maps a place that copies of an older epoch still read or write to those
-    operations.
+    time when the content became readable, or ``UNKNOWN_NS``. ``by_hash`` finds a ready or writing place; further places
+    with the same hash stand in ``copies``. ``quarantined`` maps a place that copies of an older epoch still read or
+    write to those operations.
     """
 
     __slots__ = (
@@ -394,7 +396,8 @@ def take_free(pool: PoolFacts, count: int) -> list[int]:
 def forget_copies(pool: PoolFacts, hashes: Sequence[int], at_ns: int) -> int:
     """A stream's pool lost the latest copy of each of these hashes. Returns how many it had. O(log places) a hash.
 
-    Places of such a pool have no holder, so each is cached before and empty behind.
+    Places of such a pool have no holder, so each is cached before and empty behind. A block has a lifetime if the
+    times of its store and of its eviction are known, which are ``UNKNOWN_NS`` if not.
     """
     chains = pool.chains
     assert chains is not None
@@ -415,7 +418,9 @@ def forget_copies(pool: PoolFacts, hashes: Sequence[int], at_ns: int) -> int:
             block = others.pop()
             if not others:
                 del copies[key]
-        lived[(at_ns - stored_at[block]).bit_length()] += 1
+        since = stored_at[block]
+        if since != UNKNOWN_NS and at_ns != UNKNOWN_NS:
+            lived[(at_ns - since).bit_length() if at_ns > since else 0] += 1
         parent_of[block] = hash_of[block] = EMPTY_HASH
         content[block] = FREE
         stored_at[block] = 0

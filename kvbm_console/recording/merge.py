@@ -37,7 +37,7 @@ from kvbm_console.core.holds import FreezeFacts
 from kvbm_console.core.slots import ADVANCING_STATES, SlotFacts
 from kvbm_console.core.snapshots import encode_facts
 from kvbm_console.core.state import CacheState, Totals
-from kvbm_console.core.tiers import FREE, PoolFacts
+from kvbm_console.core.tiers import FREE, UNKNOWN_NS, PoolFacts
 from kvbm_console.recording import format as fmt
 from kvbm_console.recording.decode import FOLD_ERRORS, decode_events
 from kvbm_console.recording.format import About, Frame, Gap, Keyframe
@@ -262,7 +262,8 @@ def _pool(part: MergedSource, own: PoolFacts) -> PoolFacts:
     pool.hash_of, pool.content, pool.refs = own.hash_of[:], own.content[:], own.refs[:]
     shift = part.shift_ns
     pool.stored_at = array("q", (
-        at if content == FREE else at + shift for at, content in zip(own.stored_at, own.content, strict=True)
+        at if content == FREE or at == UNKNOWN_NS else at + shift
+        for at, content in zip(own.stored_at, own.content, strict=True)
     ))
     pool.by_hash = dict(own.by_hash)
     pool.copies = {key: list(places) for key, places in own.copies.items()}

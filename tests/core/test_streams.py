@@ -10,6 +10,7 @@ from kvbm_console.core.chains import BlockMark
 from kvbm_console.core.columns import pack_hashes, pack_ids
 from kvbm_console.core.ids import Authority, Measure, ResetMode, Tier
 from kvbm_console.core.snapshots import decode_facts, digest, encode_facts
+from kvbm_console.core.tiers import UNKNOWN_NS
 
 from .engine_model import BLOCK, hashes_of
 from .script import Script
@@ -32,7 +33,7 @@ def report(script: Script, pool: int, stored: str = "", removed: str = "", *, cl
 
 DETAILS: dict[str, Any] = {
     "chains": b"", "parents": b"", "marked": b"", "contents": b"", "contexts": (), "again_within_ns": (),
-    "again_within_blocks": (), "again_blocks": (),
+    "again_within_blocks": (), "again_blocks": (), "age_ns": 0,
 }
 """The columns of a report beside the hashes, in their order."""
 
@@ -100,7 +101,28 @@ def test_parents_marks_and_lives_are_facts_and_survive_a_snapshot() -> None:
     assert sum(facts.chains.lived) == 1, "counts of earlier lives stay"
 
 
+def test_a_life_is_the_time_between_the_steps_of_the_engine() -> None:
+    """A replay tells of a store a minute late, and the eviction is told as it happens."""
+    script, pool = followed(capacity=None)
+    a, b, d = hashes_of("abd")
+    facts = script.state.pools[pool]
+    for key, age_ns in ((a, 60 * 10**9), (b, None), (d, -(10**9))):
+        store(script, pool, [key], {"age_ns": age_ns})
+        stored_ns = UNKNOWN_NS if age_ns is None else script.state.at_ns - age_ns
+        assert facts.stored_at[facts.by_hash[key]] == stored_ns
+    assert digest(decode_facts(encode_facts(script.state))) == digest(script.state)
+    script.tell(st.BlocksReported, pool, b"", pack_hashes([a, b]), False, source=STREAM)
+    chains = facts.chains
+    assert chains is not None
+    assert {bound: count for bound, count in enumerate(chains.lived) if count} == {(60 * 10**9).bit_length(): 1}
+    removal = DETAILS | {"age_ns": None}
+    script.tell(st.BlocksReported, pool, b"", pack_hashes([d]), False, b"", "", *removal.values(), source=STREAM)
+    assert sum(chains.lived) == 1, "an eviction of unknown time ends no life"
+    assert not facts.by_hash
+
+
 @pytest.mark.parametrize(("told", "why"), [
+    ({"age_ns": 2**62 + 1}, "age_ns must be"),
     ({"chains": pack_ids([1]), "parents": pack_hashes([0])}, "not fit"),
     ({"chains": pack_ids([3, -1]), "parents": pack_hashes([0, 0])}, "not fit"),
     ({"chains": pack_ids([2]), "parents": b""}, "not fit"),

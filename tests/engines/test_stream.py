@@ -11,7 +11,7 @@ from hypothesis import strategies as some
 from kvbm_console.core.audit import audit
 from kvbm_console.core.config import LeaderConfig
 from kvbm_console.core.events import BlocksSeen, Event, SourceLost, StimulusRejected
-from kvbm_console.core.ids import EMPTY_HASH, ResetMode, Tier
+from kvbm_console.core.ids import AGE_BOUNDS_NS, EMPTY_HASH, ResetMode, Tier
 from kvbm_console.core.leader import Leader
 from kvbm_console.core.snapshots import decode_facts, digest, encode_facts
 from kvbm_console.core.state import CacheState
@@ -32,7 +32,7 @@ class House:
         self.mirror = CacheState()
         self.snapshots = snapshots
         self.dispatcher = Dispatcher(Leader(LeaderConfig(), check=check), self.clock, publish=self._publish)
-        self.stream = EventStream(self.dispatcher, SOURCE)
+        self.stream = EventStream(self.dispatcher, SOURCE, wall=lambda: 1.0)
         self.recount = Recount()
         self.seq = 0
 
@@ -101,6 +101,31 @@ def test_a_hash_that_was_stored_twice_is_gone_after_two_removals() -> None:
     house.send(removed(5), removed(7))
     house.check()
     assert house.recount.nonempty() == {(0, 0, "GPU"): {5: 1, 6: 1}}
+
+
+def test_lives_and_returns_of_a_replay_are_in_the_time_of_the_engine() -> None:
+    """An engine that has run for an hour is attached to: each message tells its own time, all come at once."""
+    house = House()
+    for seq, (ts, events) in enumerate([
+        (-3600.0, [stored(1), stored(2)]), (-3536.0, [removed(1)]), (-3530.0, [stored(1)]), (-10.0, [removed(2)]),
+    ]):
+        house.stream.accept(seq, batch(*events, ts=10_000.0 + ts), replayed=True)
+    chains = house.dispatcher.leader.state.pools[0].chains
+    assert chains is not None
+    lives = {bound: blocks for bound, blocks in enumerate(chains.lived) if blocks}
+    assert lives == {(64 * 10**9).bit_length(): 1, (3590 * 10**9).bit_length(): 1}
+    assert {within: blocks for (within, _), blocks in chains.again.items()} == {10 * 10**9: 1}
+
+
+@pytest.mark.parametrize("replayed", [True, False])
+def test_a_message_without_a_time_tells_of_now_unless_it_is_replayed(replayed: bool) -> None:
+    house = House()
+    for seq, events in enumerate([[stored(1)], [removed(1)], [stored(1)]]):
+        house.stream.accept(seq, batch(*events, ts=0.0), replayed=replayed)
+    chains = house.dispatcher.leader.state.pools[0].chains
+    assert chains is not None
+    assert sum(chains.lived) == (not replayed)
+    assert [within for within, _ in chains.again] == [AGE_BOUNDS_NS[-1 if replayed else 0]]
 
 
 @pytest.mark.parametrize("at_once", [True, False])

@@ -526,6 +526,21 @@ def test_beside_requests_the_pools_of_several_engines_are_told_apart_and_an_end_
     assert "stale" not in {span.role for span in rows["e6"].spans}
 
 
+def test_a_replay_is_drawn_at_the_time_of_its_steps() -> None:
+    """Ten thousand batches of the last hour come at once, and none of their blocks was stored just now."""
+    script = story()
+    pool = len(script.state.pools)
+    script.emit(ev.PoolKnown, pool, 5, 0, 0, Tier.G1, "GPU", None, 16, Authority.STREAM)
+    for age_s, blocks in ((3600, 700), (30, 60), (0, 1)):
+        hashes = pack_hashes(range(age_s + 1, age_s + 1 + blocks))
+        script.emit(ev.BlocksSeen, pool, hashes, b"", False, age_ns=age_s * S)
+    script.emit(ev.BlocksSeen, pool, pack_hashes([9_999]), b"", False, age_ns=None)
+    desk = desk_of(script, late_ns=0)
+    stored = desk.mirror.flows.stored[pool]
+    assert stored.total(3, desk.now_ns) == 1
+    assert stored.total(60, desk.now_ns) == 61
+
+
 @pytest.mark.parametrize("size", SIZES)
 def test_tiers_say_how_soon_what_was_evicted_was_asked_for_again(size: tuple[int, int]) -> None:
     """Of the host tier 6, 2 and 2 blocks came back within 200 ms, 1 s and 5 s; of the device nothing is known."""

@@ -269,16 +269,17 @@ def _ready(history: History, e: ev.BlocksReady) -> None:
 
 
 def _seen(history: History, e: ev.BlocksSeen) -> None:
-    if e.removed:
-        history.flows.evicted[e.pool].add(e.at_ns, len(e.removed) // HASH_BYTES)
-    if e.stored:
-        history.flows.stored[e.pool].add(e.at_ns, len(e.stored) // HASH_BYTES)
+    did_ns = e.at_ns - max(0, e.age_ns or 0)
+    if e.removed and e.age_ns is not None:
+        history.flows.evicted[e.pool].add(did_ns, len(e.removed) // HASH_BYTES)
+    if e.stored and e.age_ns is not None:
+        history.flows.stored[e.pool].add(did_ns, len(e.stored) // HASH_BYTES)
     state = history.state
     if state is None or e.pool >= len(state.pools):
         return  # a pool that came while facts were sampled
     source = state.pools[e.pool].info.source
     seen = history.sources.of(source)
-    seen.last_ns = e.at_ns
+    seen.last_ns = max(did_ns, seen.last_ns or did_ns)
     if e.cleared and e.pool == next(pool.info.pool for pool in state.pools if pool.info.source == source):
         seen.clears += 1  # a publisher clears all its pools, one after the other
 

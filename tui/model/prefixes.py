@@ -37,7 +37,7 @@ class PrefixRun(msgspec.Struct, gc=False):
     tier: Tier
     """The nearest tier of its first block."""
     stored_ns: int
-    """When its newest block was stored."""
+    """When its newest block was stored, or ``UNKNOWN_NS``."""
     context: str
     continues: bool
     """True if the block in front of it is known and gone."""

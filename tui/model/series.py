@@ -67,9 +67,12 @@ class Sums(Seconds):
         self.second = second
 
     def add(self, at_ns: int, amount: float) -> None:
-        """Count ``amount`` into its second."""
+        """Count ``amount`` into its second, unless that is no longer kept."""
         self.advance(at_ns)
-        self._values[-1] = (self._values[-1] or 0.0) + amount
+        assert self.second is not None
+        back = self.second - at_ns // S
+        if back < len(self._values):
+            self._values[-1 - back] = (self._values[-1 - back] or 0.0) + amount
 
     def last(self, seconds: int, now_ns: int) -> list[float | None]:
         """The values of the last ``seconds``, oldest first, the running second last."""

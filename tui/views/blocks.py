@@ -7,7 +7,7 @@ Law of this file: a number of the engine's own metrics and an estimate are named
 
 from kvbm_console.core.ids import Measure
 from kvbm_console.core.state import CacheState
-from kvbm_console.core.tiers import PoolFacts
+from kvbm_console.core.tiers import UNKNOWN_NS, PoolFacts
 from kvbm_console.stream.publishers import hit_share, measure_texts
 
 from ..desk import Desk
@@ -270,7 +270,8 @@ def _list(desk: Desk, forest: PrefixForest, width: int, rows: int) -> list[Line]
         row.put(desk.glyphs.prompt[run.tier], f"fill.{run.tier.label}").put(f" {run.first:016x}", "text")
         row.right(count(run.depth), 32, "faint").right(count(run.blocks), 40)
         row.right(count(run.total - run.blocks), 48).right(count(len(run.next)), 57)
-        row.right(spoken(max(0, desk.now_ns - run.stored_ns)), 66, "muted").to(68)
+        age = UNKNOWN if run.stored_ns == UNKNOWN_NS else spoken(max(0, desk.now_ns - run.stored_ns))
+        row.right(age, 66, "muted").to(68)
         words = plain(run.context) + (" parent gone" if run.continues else "")
         lines.append(row.put(cut(words.strip(), max(0, width - 69)), "muted").line("", width))
     left = len(runs) - len(chosen)

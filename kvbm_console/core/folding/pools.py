@@ -14,6 +14,7 @@ from kvbm_console.core.tiers import (
     GONE,
     READY,
     REPLACEABLE,
+    UNKNOWN_NS,
     WRITING,
     EngineFacts,
     PoolFacts,
@@ -99,16 +100,17 @@ def _blocks_seen(state: "CacheState", e: ev.BlocksSeen) -> None:
     """Cleared, then removed, then stored. A hash that is stored twice has two places, and is gone after two."""
     pool = state.known_pool(e.pool)
     pool.silent = pool.silent and not (e.stored or e.removed)  # what is reset was told by nobody yet
+    did_ns = UNKNOWN_NS if e.age_ns is None else e.at_ns - e.age_ns
     if e.cleared:
         pool.clear()
         _known_again(state, pool.info.source)
-    evicted = forget_copies(pool, unpack_hashes(e.removed), e.at_ns)
+    evicted = forget_copies(pool, unpack_hashes(e.removed), did_ns)
     state.totals.evicted_blocks[pool.info.tier - 1] += evicted
     stored = unpack_hashes(e.stored)
     if stored:
         places = take_free(pool, len(stored))
         pool.require_known(places)
-        pool.store(places, stored, READY, e.at_ns)
+        pool.store(places, stored, READY, did_ns)
         chains = pool.chains
         assert chains is not None
         chains.stored_blocks += len(stored)

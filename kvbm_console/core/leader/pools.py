@@ -30,7 +30,12 @@ REPORTED_BLOCKS_MAX: Final = 1_000_000
 CONTEXT_CHARS_MAX: Final = 256
 """Characters of the context of a block: names of a LoRA and a session, digests of a salt and an image."""
 
+AGE_MAX_NS: Final = 2**62
+"""An age beyond this is no time: 146 years."""
+
 _AGE_BOUNDS: Final = frozenset(AGE_BOUNDS_NS)
+_NOTHING_MORE: Final = (b"", b"", b"", b"", (), (), (), ())
+"""The columns of a report that stores nothing, from ``chains`` on."""
 
 
 def pool_declared(decider: Decider, s: st.PoolDeclared) -> PoolAnswer:
@@ -115,14 +120,17 @@ def blocks_reported(decider: Decider, s: st.BlocksReported) -> None:
         raise Refused(f"stored must be at most {REPORTED_BLOCKS_MAX} hashes, none 0, got {len(stored)}")
     if len(s.removed) % HASH_BYTES or len(s.removed) > REPORTED_BLOCKS_MAX * HASH_BYTES:
         raise Refused(f"removed must be at most {REPORTED_BLOCKS_MAX} hashes, got {len(s.removed)} bytes")
+    if s.age_ns is not None and abs(s.age_ns) > AGE_MAX_NS:
+        raise Refused(f"age_ns must be from -{AGE_MAX_NS} to {AGE_MAX_NS}, got {s.age_ns}")
     pool = decider.state.pools[s.pool]
-    more: tuple[Any, ...] = ()
+    more: tuple[Any, ...] = _NOTHING_MORE
     if stored:
         _check_chains(s, len(stored))
         more = (
             s.chains, s.parents, s.marked, s.contents, s.contexts, s.again_within_ns, s.again_within_blocks,
             s.again_blocks,
         )
+    more += (s.age_ns,)
     capacity = pool.info.capacity_blocks
     if capacity is not None and len(stored) > capacity:
         raise Refused(f"stored {len(stored)} blocks do not fit a pool of {capacity}")

@@ -150,7 +150,8 @@ class CaptureStreams:
         stream = self.streams.get((frame.topic, rank))
         if stream is None:
             label = frame.topic.decode(errors="replace")
-            stream = EventStream(dispatcher, new_source(), dp_rank=rank, label=label)
+            stream = EventStream(
+                dispatcher, new_source(), dp_rank=rank, label=label, wall=self._wall)
             self.streams[frame.topic, rank] = stream
         stream.accept(frame.seq, frame.payload)
 
@@ -163,6 +164,9 @@ class CaptureStreams:
         rank = batches[0].dp_rank if batches else None
         self._last_rank[frame.topic] = rank or 0
         return rank or 0
+
+    def _wall(self) -> float:
+        return (self.first_received or 0.0) + self.now_ns / SECOND_NS
 
     def _move_clock(self, received: float) -> None:
         if not math.isfinite(received) or not 0 <= received < 1e10:

@@ -42,7 +42,7 @@ class Ghosts:
 
     def __init__(self) -> None:
         self._evicted = 0
-        self._left: dict[int, tuple[int, int]] = {}
+        self._left: dict[int, tuple[int, int | None]] = {}
         """Hash to the number of evictions in front of its report, and the time of that report."""
         self._mask = 0
 
@@ -55,8 +55,8 @@ class Ghosts:
         """The pool was cleared, so no policy evicted its blocks."""
         self._left.clear()
 
-    def evict(self, hashes: Sequence[int], at_ns: int, resident: int) -> None:
-        """These blocks were evicted from a pool that held ``resident`` blocks."""
+    def evict(self, hashes: Sequence[int], at_ns: int | None, resident: int) -> None:
+        """These blocks were evicted from a pool that held ``resident`` blocks, at None if the time is unknown."""
         left, mask = self._left, self._mask
         report = self._evicted, at_ns
         left.update(dict.fromkeys([key for key in hashes if not key & mask] if mask else hashes, report))
@@ -64,10 +64,13 @@ class Ghosts:
         if len(left) > GHOSTS_MAX:
             self._forget(self._evicted - max(HISTORY_LEAST, HISTORY * resident))
 
-    def find(self, hashes: Sequence[int], at_ns: int) -> Again:
-        """The blocks among these that were evicted before. They are here again, so they are forgotten."""
+    def find(self, hashes: Sequence[int], at_ns: int | None) -> Again:
+        """The blocks among these that were evicted before. They are here again, so they are forgotten.
+
+        An unknown age is in the class of the oldest.
+        """
         left = self._left
-        counts: dict[tuple[int, int], int] = {}
+        counts: dict[tuple[int, int | None], int] = {}
         if left:
             for key in hashes:
                 report = left.pop(key, None)
@@ -78,7 +81,8 @@ class Ghosts:
         found: Again = {}
         for (number, left_ns), blocks in counts.items():
             distance = max(1, self._evicted - number)
-            at = AGE_BOUNDS_NS[age_class(at_ns - left_ns)], 1 << (distance - 1).bit_length()
+            age = -1 if at_ns is None or left_ns is None else age_class(at_ns - left_ns)
+            at = AGE_BOUNDS_NS[age], 1 << (distance - 1).bit_length()
             found[at] = found.get(at, 0) + blocks * self.weight
         return found
 

@@ -45,6 +45,8 @@ class LmcacheSource:
         self._instance = random.SystemRandom().randrange(2**62)
         self._incarnation: int | None = None
         self._cursor = 0
+        self._catching_up = True
+        """True until an answer is not full: its records have no time, and are as old as the log."""
 
     def open(self, context: object) -> None:
         """Nothing is opened before the first subscription."""
@@ -88,7 +90,7 @@ class LmcacheSource:
         if self._incarnation in (None, header.incarnation):
             self._incarnation = header.incarnation
             return True
-        self._incarnation, self._cursor = header.incarnation, 0
+        self._incarnation, self._cursor, self._catching_up = header.incarnation, 0, True
         self._taker.restart()
         return False
 
@@ -100,4 +102,5 @@ class LmcacheSource:
         seq = self._taker.next_seq
         if self._on_frame is not None:
             self._on_frame(CaptureFrame(self._wall(), self.publisher.topic.encode(), seq, payload))
-        self._taker.accept(seq, payload)
+        self._taker.accept(seq, payload, replayed=self._catching_up)
+        self._catching_up = self._catching_up and len(header.records) >= EVENTS_MAX

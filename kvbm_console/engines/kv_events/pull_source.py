@@ -126,7 +126,7 @@ class PullSource:
         seq = self._taker.next_seq
         if self._on_frame is not None:
             self._on_frame(CaptureFrame(self._wall(), b"", seq, payload))
-        self._taker.accept(seq, payload)
+        self._taker.accept(seq, payload, replayed=self.status.messages == 1)  # events have no time, these are old
 
     def _away(self) -> None:
         self.status.disconnects += self.status.connected

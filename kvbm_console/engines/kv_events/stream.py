@@ -8,8 +8,9 @@ Law of this file: the leader hears of every message that did not arrive, could n
 this source. So no count that may be wrong is shown as certain.
 """
 
-import math
+import time
 from collections import defaultdict
+from collections.abc import Callable
 from typing import Any, Final
 
 import msgspec
@@ -39,6 +40,8 @@ POOLS_MAX: Final = 64
 """Pools of one publisher: ranks times groups times media. A hybrid model on 8 ranks with a host tier has 48."""
 POOL_BLOCKS_MAX: Final = 2**22
 """Resident blocks of one pool: 64 million tokens of 16, ten times the largest host tier."""
+TIME_MAX_S: Final = 4.5e9
+"""Seconds since 1970 in the year 2112; a larger number is no time."""
 SEQ_MAX: Final = 2**62
 """A number beyond this is no count of messages."""
 
@@ -123,7 +126,10 @@ class _Report:
 class EventStream:
     """A publisher as a source of the leader. ``dp_rank`` is the rank of messages that name none."""
 
-    def __init__(self, dispatcher: Dispatcher, source: int, *, dp_rank: int = 0, label: str = "") -> None:
+    def __init__(
+        self, dispatcher: Dispatcher, source: int, *, dp_rank: int = 0, label: str = "",
+        wall: Callable[[], float] = time.time,
+    ) -> None:
         self.source = source
         self.label = label
         """The publisher's address, as screens show it."""
@@ -143,7 +149,11 @@ class EventStream:
         """Ranks without a report since their last clear, so another clear would change nothing."""
         self._unseen_below = False
         """True if messages were lost before a clear of the device, so tiers that no event named yet may have blocks."""
+        self._wall = wall
         self._origin: int | None = None
+        """The publisher's time of the batch, in ns since 1970; None if unknown."""
+        self._age_ns: int | None = 0
+        """The time since then by our clock, None if unknown."""
 
     # --- messages ---
 
@@ -188,7 +198,7 @@ class EventStream:
             self._gap(seq, seq)
             return
         for batch in batches:
-            self._apply(seq, batch)
+            self._apply(seq, batch, replayed)
 
     def lose(self, first: int, last: int) -> None:
         """Report messages that will not come any more."""
@@ -248,13 +258,16 @@ class EventStream:
 
     # --- a batch ---
 
-    def _apply(self, seq: int, batch: Batch) -> None:
+    def _apply(self, seq: int, batch: Batch, replayed: bool) -> None:
         counts = self.counts
         counts.events += len(batch.events)
         counts.unknown_events += batch.unknown
         counts.malformed_events += batch.malformed
         ts = batch.ts
-        self._origin = None if ts is None or not math.isfinite(ts) or not 0 <= ts < 1e10 else round(ts * 1e9)
+        if ts is not None and 0 < ts < TIME_MAX_S:
+            self._origin, self._age_ns = round(ts * 1e9), round((self._wall() - ts) * 1e9)
+        else:
+            self._origin, self._age_ns = None, None if replayed else 0
         refused = counts.refused_blocks
         if batch.lost:
             self._gap(seq, seq)
@@ -325,20 +338,25 @@ class EventStream:
             self._report(pool, report, resident)
 
     def _report(self, pool: int, report: _Report, resident: int) -> None:
-        ghosts, now_ns = self._ghosts[pool], self._dispatcher.clock()
+        ghosts, age_ns = self._ghosts[pool], self._age_ns
+        did_ns = None if age_ns is None else self._dispatcher.clock() - age_ns
         stored, removed = report.stored, report.removed
         if removed:
-            ghosts.evict(removed, now_ns, resident)
-        columns: tuple[Any, ...] = pack_hashes(stored), pack_hashes(removed), False
-        if stored:  # columns that are empty in most reports are not made
-            again, marks = ghosts.find(stored, now_ns), report.marks
-            columns += b"", "", pack_ids(report.chains), pack_hashes(report.parents)
-            if marks or again:
+            ghosts.evict(removed, did_ns, resident)
+        columns: tuple[Any, ...] = pack_hashes(stored), pack_hashes(removed), False, b"", ""
+        if stored:
+            columns += pack_ids(report.chains), pack_hashes(report.parents)
+            again, marks = ghosts.find(stored, did_ns), report.marks
+            if marks or again:  # columns that are empty in most reports are not made
                 columns += (
                     pack_ids([mark.at for mark in marks]), pack_hashes([mark.content for mark in marks]),
                     tuple([mark.context for mark in marks]), tuple([ns for ns, _ in again]),
-                    tuple([blocks for _, blocks in again]), tuple(again.values()),
+                    tuple([blocks for _, blocks in again]), tuple(again.values()), age_ns,
                 )
+            else:
+                columns += b"", b"", (), (), (), (), age_ns
+        else:
+            columns += b"", b"", b"", b"", (), (), (), (), age_ns
         self._dispatcher.submit_from(self.source, self._origin, st.BlocksReported, pool, *columns)
 
     def _clear(self, rank: int, event: Cleared) -> None:

@@ -1673,7 +1673,7 @@ class Event(_message.Message):
         story: _containers.RepeatedScalarFieldContainer[str]
         def __init__(self, rule: _Optional[str] = ..., detail: _Optional[str] = ..., story: _Optional[_Iterable[str]] = ...) -> None: ...
     class BlocksSeen(_message.Message):
-        __slots__ = ("pool", "stored", "removed", "cleared", "chains", "parents", "marked", "contents", "contexts", "again_within_ns", "again_within_blocks", "again_blocks")
+        __slots__ = ("pool", "stored", "removed", "cleared", "chains", "parents", "marked", "contents", "contexts", "again_within_ns", "again_within_blocks", "again_blocks", "age_ns")
         POOL_FIELD_NUMBER: _ClassVar[int]
         STORED_FIELD_NUMBER: _ClassVar[int]
         REMOVED_FIELD_NUMBER: _ClassVar[int]
@@ -1686,6 +1686,7 @@ class Event(_message.Message):
         AGAIN_WITHIN_NS_FIELD_NUMBER: _ClassVar[int]
         AGAIN_WITHIN_BLOCKS_FIELD_NUMBER: _ClassVar[int]
         AGAIN_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+        AGE_NS_FIELD_NUMBER: _ClassVar[int]
         pool: int
         stored: bytes
         removed: bytes
@@ -1698,7 +1699,8 @@ class Event(_message.Message):
         again_within_ns: _containers.RepeatedScalarFieldContainer[int]
         again_within_blocks: _containers.RepeatedScalarFieldContainer[int]
         again_blocks: _containers.RepeatedScalarFieldContainer[int]
-        def __init__(self, pool: _Optional[int] = ..., stored: _Optional[bytes] = ..., removed: _Optional[bytes] = ..., cleared: _Optional[bool] = ..., chains: _Optional[bytes] = ..., parents: _Optional[bytes] = ..., marked: _Optional[bytes] = ..., contents: _Optional[bytes] = ..., contexts: _Optional[_Iterable[str]] = ..., again_within_ns: _Optional[_Iterable[int]] = ..., again_within_blocks: _Optional[_Iterable[int]] = ..., again_blocks: _Optional[_Iterable[int]] = ...) -> None: ...
+        age_ns: int
+        def __init__(self, pool: _Optional[int] = ..., stored: _Optional[bytes] = ..., removed: _Optional[bytes] = ..., cleared: _Optional[bool] = ..., chains: _Optional[bytes] = ..., parents: _Optional[bytes] = ..., marked: _Optional[bytes] = ..., contents: _Optional[bytes] = ..., contexts: _Optional[_Iterable[str]] = ..., again_within_ns: _Optional[_Iterable[int]] = ..., again_within_blocks: _Optional[_Iterable[int]] = ..., again_blocks: _Optional[_Iterable[int]] = ..., age_ns: _Optional[int] = ...) -> None: ...
     class SourceLost(_message.Message):
         __slots__ = ("source", "first", "last", "restarted", "gone", "replaceable")
         SOURCE_FIELD_NUMBER: _ClassVar[int]
@@ -2139,7 +2141,7 @@ class Stimulus(_message.Message):
         failed: bytes
         def __init__(self, operation: _Optional[int] = ..., epoch: _Optional[int] = ..., rank: _Optional[int] = ..., error: _Optional[str] = ..., failed: _Optional[bytes] = ...) -> None: ...
     class BlocksReported(_message.Message):
-        __slots__ = ("pool", "stored", "removed", "cleared", "places", "request", "chains", "parents", "marked", "contents", "contexts", "again_within_ns", "again_within_blocks", "again_blocks")
+        __slots__ = ("pool", "stored", "removed", "cleared", "places", "request", "chains", "parents", "marked", "contents", "contexts", "again_within_ns", "again_within_blocks", "again_blocks", "age_ns")
         POOL_FIELD_NUMBER: _ClassVar[int]
         STORED_FIELD_NUMBER: _ClassVar[int]
         REMOVED_FIELD_NUMBER: _ClassVar[int]
@@ -2154,6 +2156,7 @@ class Stimulus(_message.Message):
         AGAIN_WITHIN_NS_FIELD_NUMBER: _ClassVar[int]
         AGAIN_WITHIN_BLOCKS_FIELD_NUMBER: _ClassVar[int]
         AGAIN_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+        AGE_NS_FIELD_NUMBER: _ClassVar[int]
         pool: int
         stored: bytes
         removed: bytes
@@ -2168,7 +2171,8 @@ class Stimulus(_message.Message):
         again_within_ns: _containers.RepeatedScalarFieldContainer[int]
         again_within_blocks: _containers.RepeatedScalarFieldContainer[int]
         again_blocks: _containers.RepeatedScalarFieldContainer[int]
-        def __init__(self, pool: _Optional[int] = ..., stored: _Optional[bytes] = ..., removed: _Optional[bytes] = ..., cleared: _Optional[bool] = ..., places: _Optional[bytes] = ..., request: _Optional[str] = ..., chains: _Optional[bytes] = ..., parents: _Optional[bytes] = ..., marked: _Optional[bytes] = ..., contents: _Optional[bytes] = ..., contexts: _Optional[_Iterable[str]] = ..., again_within_ns: _Optional[_Iterable[int]] = ..., again_within_blocks: _Optional[_Iterable[int]] = ..., again_blocks: _Optional[_Iterable[int]] = ...) -> None: ...
+        age_ns: int
+        def __init__(self, pool: _Optional[int] = ..., stored: _Optional[bytes] = ..., removed: _Optional[bytes] = ..., cleared: _Optional[bool] = ..., places: _Optional[bytes] = ..., request: _Optional[str] = ..., chains: _Optional[bytes] = ..., parents: _Optional[bytes] = ..., marked: _Optional[bytes] = ..., contents: _Optional[bytes] = ..., contexts: _Optional[_Iterable[str]] = ..., again_within_ns: _Optional[_Iterable[int]] = ..., again_within_blocks: _Optional[_Iterable[int]] = ..., again_blocks: _Optional[_Iterable[int]] = ..., age_ns: _Optional[int] = ...) -> None: ...
     class SourceGapped(_message.Message):
         __slots__ = ("first", "last")
         FIRST_FIELD_NUMBER: _ClassVar[int]

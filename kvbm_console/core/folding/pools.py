@@ -104,10 +104,11 @@ def _blocks_seen(state: "CacheState", e: ev.BlocksSeen) -> None:
     if e.cleared:
         pool.clear()
         _known_again(state, pool.info.source)
-    evicted = forget_copies(pool, unpack_hashes(e.removed), did_ns)
-    state.totals.evicted_blocks[pool.info.tier - 1] += evicted
-    stored = unpack_hashes(e.stored)
-    if stored:
+    if e.removed:
+        evicted = forget_copies(pool, unpack_hashes(e.removed), did_ns)
+        state.totals.evicted_blocks[pool.info.tier - 1] += evicted
+    if e.stored:
+        stored = unpack_hashes(e.stored)
         places = take_free(pool, len(stored))
         pool.require_known(places)
         pool.store(places, stored, READY, did_ns)

@@ -161,11 +161,11 @@ def _check_chains(s: st.BlocksReported, stored: int) -> None:
     if any(len(context) > CONTEXT_CHARS_MAX for context in s.contexts):
         raise Refused(f"a context must be at most {CONTEXT_CHARS_MAX} characters")
     if s.again_blocks or s.again_within_ns or s.again_within_blocks:
-        rows = list(zip(s.again_within_ns, s.again_within_blocks, s.again_blocks, strict=False))
-        if not len(rows) == len(s.again_within_ns) == len(s.again_within_blocks) == len(s.again_blocks):
+        if not len(s.again_within_ns) == len(s.again_within_blocks) == len(s.again_blocks):
             raise Refused("the columns of blocks stored again must be of one length")
-        if any(ns not in _AGE_BOUNDS or evictions.bit_count() != 1 or count < 1 for ns, evictions, count in rows):
-            raise Refused("blocks stored again need a bound of AGE_BOUNDS_NS, a power of two and a count")
+        for ns, evictions, count in zip(s.again_within_ns, s.again_within_blocks, s.again_blocks, strict=True):
+            if ns not in _AGE_BOUNDS or evictions.bit_count() != 1 or count < 1:
+                raise Refused("blocks stored again need a bound of AGE_BOUNDS_NS, a power of two and a count")
 
 
 def measures_reported(decider: Decider, s: st.MeasuresReported) -> None:

@@ -15,6 +15,7 @@ from importlib import import_module
 from typing import Final, NamedTuple
 
 import msgspec
+import xxhash
 
 from kvbm_console.core.errors import KvbmConsoleError
 from kvbm_console.core.ids import EMPTY_HASH, Tier
@@ -36,6 +37,9 @@ DEFAULT_MEDIUM: Final = "GPU"
 FAILURES: Final = (msgspec.DecodeError, ValueError, RecursionError)
 """Everything that decoding can raise: another format, other types, too deep nesting."""
 _MASK: Final = 2**64 - 1
+_INT_BYTES: Final = bytes({0xCC: 2, 0xCD: 3, 0xCE: 5, 0xCF: 9, 0xD0: 2, 0xD1: 3, 0xD2: 5, 0xD3: 9}.get(first, 1)
+                          for first in range(256))
+"""First byte of an integer to the bytes that it takes."""
 _REPLACED_EMPTY: Final = 1
 """The form of a real hash of 0, because the core writes 0 for a place without content."""
 
@@ -75,6 +79,13 @@ class Stored(msgspec.Struct, frozen=True, gc=False):
     medium: str
     group: int
     marks: tuple[StoredMark, ...] = ()
+    tokens: msgspec.Raw | None = None
+    """The undecoded tokens of a chain that begins a prompt and has no context."""
+
+    def opening(self) -> tuple[StoredMark, ...]:
+        """The mark of the first block of such a chain, made only where it is of use."""
+        digests = {} if self.tokens is None else token_digests(self.tokens, self.block_tokens, [0])
+        return tuple(StoredMark(at, digest, "") for at, digest in digests.items())
 
 
 class Removed(msgspec.Struct, frozen=True, gc=False):
@@ -148,6 +159,32 @@ def _schemas() -> dict[int, Callable[[bytes], list[Batch]]]:
         schema = import_module(f"{package.__name__}.{module.name}")
         decoders.update(dict.fromkeys(schema.BEGINS, schema.decode))
     return decoders
+
+
+def token_digests(tokens: msgspec.Raw, block_tokens: int, wanted: list[int]) -> dict[int, int]:
+    """Digests of the tokens of these blocks, in ascending order; empty if the tokens are no array in msgpack."""
+    size, data = block_tokens, memoryview(tokens)
+    if not size or not len(data) or not is_array(data[0]):
+        return {}
+    found: dict[int, int] = {}
+    at, token, sizes = {0xDC: 3, 0xDD: 5}.get(data[0], 1), 0, _INT_BYTES
+    try:
+        for block in wanted:
+            for _ in range(block * size - token):
+                at += sizes[data[at]]
+            begin = at
+            for _ in range(size):
+                at += sizes[data[at]]
+            token = (block + 1) * size
+            found[block] = xxhash.xxh3_64_intdigest(data[begin:at]) or 1
+    except IndexError:
+        pass  # fewer tokens than the blocks have
+    return found
+
+
+def is_array(first: int) -> bool:
+    """True for the first byte of an array in msgpack."""
+    return 0x90 <= first <= 0x9F or first in (0xDC, 0xDD)
 
 
 def check_count(events: int) -> None:

@@ -70,21 +70,29 @@ class Ghosts:
         An unknown age is in the class of the oldest.
         """
         left = self._left
-        counts: dict[tuple[int, int | None], int] = {}
-        if left:
-            for key in hashes:
-                report = left.pop(key, None)
-                if report is not None:
-                    counts[report] = counts.get(report, 0) + 1
-        if not counts:
+        if left.keys().isdisjoint(hashes):
             return {}
         found: Again = {}
-        for (number, left_ns), blocks in counts.items():
-            distance = max(1, self._evicted - number)
-            age = -1 if at_ns is None or left_ns is None else age_class(at_ns - left_ns)
-            at = AGE_BOUNDS_NS[age], 1 << (distance - 1).bit_length()
-            found[at] = found.get(at, 0) + blocks * self.weight
+        last: tuple[int, int | None] | None = None
+        blocks = 0
+        for key in hashes:
+            report = left.pop(key, None)
+            if report is last:
+                blocks += 1
+                continue
+            if last is not None:
+                self._count(found, last, at_ns, blocks)
+            last, blocks = report, 1
+        if last is not None:
+            self._count(found, last, at_ns, blocks)
         return found
+
+    def _count(self, found: Again, report: tuple[int, int | None], at_ns: int | None, blocks: int) -> None:
+        number, left_ns = report
+        distance = max(1, self._evicted - number)
+        age = -1 if at_ns is None or left_ns is None else age_class(at_ns - left_ns)
+        at = AGE_BOUNDS_NS[age], 1 << (distance - 1).bit_length()
+        found[at] = found.get(at, 0) + blocks * (self._mask + 1)
 
     def _forget(self, before: int) -> None:
         """Forget old evictions, then sample half as many hashes while there are too many."""

@@ -10,7 +10,7 @@ this source. So no count that may be wrong is shown as certain.
 
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import msgspec
@@ -29,6 +29,7 @@ from kvbm_console.engines.kv_events.batch import (
     CacheEvent,
     Cleared,
     PoolKey,
+    Removed,
     Stored,
     StoredMark,
     decode,
@@ -109,18 +110,36 @@ class _Report:
             self.chains.append(len(event.hashes))
             self.parents.append(event.parent or EMPTY_HASH)
 
-    def mark(self, event: Stored) -> None:
+    def mark(self, marks: tuple[StoredMark, ...]) -> None:
         """The marks of a chain that comes next."""
         base = len(self.stored)
-        self.marks += [StoredMark(base + at, content, context) for at, content, context in event.marks]
+        self.marks += [StoredMark(base + at, content, context) for at, content, context in marks]
 
     def stored_here(self, hashes: list[int]) -> bool:
         """True if this report stores one of these hashes, so another report must carry their removal."""
-        if not self.stored:
-            return False
         self.recent.update(self.stored[self.checked :])
         self.checked = len(self.stored)
         return not self.recent.isdisjoint(hashes)
+
+
+def _joined(events: list[CacheEvent]) -> Iterator[CacheEvent]:
+    """The events, with removals in a row from one place as one: vLLM sends an event for each block."""
+    last: Removed | None = None
+    for event in events:
+        if type(event) is Removed:
+            if last is not None and event.medium == last.medium and event.group == last.group:
+                last.hashes.extend(event.hashes)
+                continue
+            if last is not None:
+                yield last
+            last = Removed(event.hashes[:], event.medium, event.group)
+            continue
+        if last is not None:
+            yield last
+            last = None
+        yield event
+    if last is not None:
+        yield last
 
 
 class EventStream:
@@ -273,7 +292,7 @@ class EventStream:
             self._gap(seq, seq)
         rank = self.dp_rank if batch.dp_rank is None else batch.dp_rank
         reports = defaultdict[PoolKey, _Report](_Report)
-        for event in batch.events:
+        for event in _joined(batch.events):
             self._take(rank, event, reports)
         for place, report in reports.items():
             self._send(place, report)
@@ -295,11 +314,10 @@ class EventStream:
             report = reports[place]
             if self._may_restate(place, event, report):
                 self._gap(self.counts.last_seq, self.counts.last_seq)
-            if event.marks:
-                # Content is of use only beside a context, so no content is kept before the first context.
-                self._contexts = self._contexts or any(mark.context for mark in event.marks)
-                if self._contexts:
-                    report.mark(event)
+            if event.marks and not self._contexts:
+                self._contexts = any(mark.context for mark in event.marks)
+            if self._contexts:  # content is of use only beside a context
+                report.mark(event.marks or event.opening())
             report.add(event)
             return
         if place not in self._pools:
@@ -314,12 +332,12 @@ class EventStream:
     def _may_restate(self, place: PoolKey, event: Stored, report: _Report) -> bool:
         """True if the device already holds the beginning of an announced prompt, which puts its counts in doubt."""
         # With ``kv_cache_report_mode`` full these are the same blocks again, else new copies, and no event tells which.
-        state = self._dispatcher.leader.state
         if event.parent is not None or len(event.hashes) < 2 or tier_of(event.medium) is not Tier.G1:
             return False
-        if self.source in state.lost_sources:
+        state = self._dispatcher.leader.state
+        held, first = state.pools[self._pools[place]].by_hash, event.hashes[0]
+        if (first not in held and first not in report.stored) or self.source in state.lost_sources:
             return False
-        held = state.pools[self._pools[place]].by_hash
         pending = set(report.stored)
         return all((key in held and key not in report.removed) or key in pending for key in event.hashes)
 
@@ -347,14 +365,14 @@ class EventStream:
         if stored:
             columns += pack_ids(report.chains), pack_hashes(report.parents)
             again, marks = ghosts.find(stored, did_ns), report.marks
-            if marks or again:  # columns that are empty in most reports are not made
+            if marks:  # columns that are empty in most reports are not made
                 columns += (
                     pack_ids([mark.at for mark in marks]), pack_hashes([mark.content for mark in marks]),
-                    tuple([mark.context for mark in marks]), tuple([ns for ns, _ in again]),
-                    tuple([blocks for _, blocks in again]), tuple(again.values()), age_ns,
+                    tuple([mark.context for mark in marks]),
                 )
             else:
-                columns += b"", b"", (), (), (), (), age_ns
+                columns += b"", b"", ()
+            columns += (*zip(*again, strict=True), tuple(again.values()), age_ns) if again else ((), (), (), age_ns)
         else:
             columns += b"", b"", b"", b"", (), (), (), (), age_ns
         self._dispatcher.submit_from(self.source, self._origin, st.BlocksReported, pool, *columns)

@@ -9,7 +9,7 @@ Tokens stay undecoded. Equal tokens are equal bytes in msgpack, so the bytes of 
 
     token_ids  93 07 cd 01 2c 08    block_size 2    content of the first block: digest of 07 cd 01 2c
 
-Only a block that begins a prompt or has keys of its own needs that digest. These blocks have a ``StoredMark``.
+Only a block that begins a prompt or has keys of its own needs that digest. Blocks with a context have a ``StoredMark``.
 
 Mooncake's master sends maps with ``event_type`` (RFC 1527). An event names an object of the pool, and often neither
 tokens nor a block size. vLLM's keys end with the block's hash, so the pool's blocks have the engine's hashes.
@@ -46,8 +46,10 @@ from kvbm_console.engines.kv_events.batch import (
     Stored,
     StoredMark,
     check_count,
+    is_array,
     known_medium,
     normal_hash,
+    token_digests,
 )
 
 BEGINS: Final = (*range(0x80, 0xA0), *range(0xDC, 0xE0))
@@ -74,6 +76,13 @@ def _stored(event: Any) -> Stored:
     if not 0 <= event.block_size <= BLOCK_TOKENS_MAX:
         raise ValueError(f"block_size {event.block_size}")
     parent, hashes = event.parent_block_hash, _hashes(event)
+    if (
+        len(event.lora_name) == 1 and event.cache_salt is event.session_id and event.lora_id == _NONE
+        and len(event.extra_keys) <= 5 + len(hashes)
+    ):  # no context, as for most chains
+        if parent is None:
+            return Stored(hashes, None, event.block_size, _medium(event), _group(event), (), event.token_ids)
+        return Stored(hashes, normal_hash(parent), event.block_size, _medium(event), _group(event))
     return Stored(
         hashes, None if parent is None else normal_hash(parent), event.block_size, _medium(event), _group(event),
         _marks(event, len(hashes)),
@@ -82,20 +91,14 @@ def _stored(event: Any) -> Stored:
 
 def _marks(event: Any, blocks: int) -> tuple[StoredMark, ...]:
     """The marks of a chain: of its first block, and of each block with keys of its own."""
-    names = event.lora_name, event.cache_salt, event.session_id
     begins = event.parent_block_hash is None and blocks > 0
-    if (
-        len(names[0]) == 1 and names[1] is names[2] and len(event.extra_keys) <= 5 + blocks and event.lora_id == _NONE
-    ):
-        content = _contents(event, [0]).get(0) if begins else None
-        return () if content is None else (StoredMark(0, content, ""),)
-    lora, salt, session = map(_text, names)
+    lora, salt, session = _text(event.lora_name), _text(event.cache_salt), _text(event.session_id)
     lora = lora or _text(event.lora_id)
     context = [f"lora={_name(lora)}"] if lora else []
     if salt:
         context.append(f"salt=#{_short(salt.encode())}")
     keys = _keys(event, blocks, lora)
-    contents = _contents(event, sorted({*([0] if begins else []), *keys}))
+    contents = token_digests(event.token_ids, event.block_size, sorted({*([0] if begins else []), *keys}))
     context += keys.pop(0, [])
     if session:
         context.append(f"session={_name(session)}")
@@ -127,27 +130,6 @@ def _word(key: Any) -> str:
     return f"salt=#{_short(str(key).encode())}"
 
 
-def _contents(event: Any, wanted: list[int]) -> dict[int, int]:
-    """Digests of the tokens of these blocks, in ascending order; empty if the tokens are not as expected."""
-    size, data = event.block_size, memoryview(event.token_ids)
-    if not size or not len(data) or not _is_array(data[0]):
-        return {}
-    found: dict[int, int] = {}
-    at, token, sizes = {0xDC: 3, 0xDD: 5}.get(data[0], 1), 0, _INT_BYTES
-    try:
-        for block in wanted:
-            for _ in range(block * size - token):
-                at += sizes[data[at]]
-            begin = at
-            for _ in range(size):
-                at += sizes[data[at]]
-            token = (block + 1) * size
-            found[block] = xxhash.xxh3_64_intdigest(data[begin:at]) or 1
-    except IndexError:
-        pass  # fewer tokens than the blocks have
-    return found
-
-
 def _text(raw: Any) -> str:
     """The text or the number in a field, empty without it."""
     try:
@@ -175,6 +157,12 @@ def _cut(words: list[str]) -> str:
 
 
 def _removed(event: Any) -> Removed:
+    hashes, medium = event.block_hashes, event.medium
+    if (
+        len(hashes) == 1 and type(hashes[0]) is int and 0 < hashes[0] < 2**64 and event.locality is event.ownership
+        and (medium is None or medium == DEFAULT_MEDIUM)
+    ):  # vLLM sends an event for each removed block, and this costs a third of the functions below
+        return Removed(hashes, DEFAULT_MEDIUM, 0 if event.group_idx is None else _group(event))
     return Removed(_hashes(event), _medium(event), _group(event))
 
 
@@ -257,9 +245,6 @@ _RANK: Final = msgspec.msgpack.Decoder(int | None)
 _NAME: Final = msgspec.msgpack.Decoder(str)
 _PLAIN: Final = msgspec.msgpack.Decoder(str | int | None)
 _EXTRA: Final = msgspec.msgpack.Decoder()
-_INT_BYTES: Final = bytes({0xCC: 2, 0xCD: 3, 0xCE: 5, 0xCF: 9, 0xD0: 2, 0xD1: 3, 0xD2: 5, 0xD3: 9}.get(first, 1)
-                          for first in range(256))
-"""First byte of an integer to the bytes that it takes."""
 _FIELDS: Final = msgspec.msgpack.Decoder(dict[str, msgspec.Raw])
 
 
@@ -272,7 +257,7 @@ def decode(payload: bytes) -> list[Batch]:
 
 def _envelope(payload: bytes) -> tuple[float, bytes, int | None]:
     """Time, the raw events, the data-parallel rank."""
-    if not _is_array(payload[0]):
+    if not is_array(payload[0]):
         batch = _BATCH_MAP.decode(payload)
         rank = batch.data_parallel_rank if batch.data_parallel_rank is not None else batch.attn_dp_rank
         return batch.ts, bytes(batch.events), _checked_rank(rank)
@@ -297,7 +282,7 @@ def _decode_events(ts: float, raw: bytes, dp_rank: int | None) -> Batch:
         with suppress(*FAILURES):
             return _of_a_pool(ts, dp_rank, _POOL_EVENTS.decode(raw))
     header = {0xDC: 3, 0xDD: 5}.get(raw[0], 1)
-    decoder = _ARRAYS[1] if _is_array(raw[header]) else _MAPS[1]
+    decoder = _ARRAYS[1] if is_array(raw[header]) else _MAPS[1]
     try:
         return Batch(ts, dp_rank, [_MAKE[type(event)](event) for event in decoder.decode(raw)])
     except FAILURES:
@@ -307,7 +292,7 @@ def _decode_events(ts: float, raw: bytes, dp_rank: int | None) -> Batch:
     for raw_event in _LIST.decode(raw):
         piece = bytes(raw_event)
         try:
-            event = (_ARRAYS if _is_array(piece[0]) else _MAPS)[0].decode(piece)
+            event = (_ARRAYS if is_array(piece[0]) else _MAPS)[0].decode(piece)
             events.append(_MAKE[type(event)](event))
         except FAILURES:
             if _is_unknown(piece):
@@ -385,7 +370,7 @@ def _hash_of_key(key: str) -> int:
 def _is_unknown(piece: bytes) -> bool:
     """True for an event of an unknown kind, False for a broken event of a known kind."""
     try:
-        if _is_array(piece[0]):
+        if is_array(piece[0]):
             if not 1 <= _array_length(piece) <= FIELDS_MAX:
                 return False
             kind = _NAME.decode(_LIST.decode(piece)[0])
@@ -396,10 +381,6 @@ def _is_unknown(piece: bytes) -> bool:
     except (*FAILURES, KeyError):
         return False
     return kind not in KINDS
-
-
-def _is_array(first: int) -> bool:
-    return 0x90 <= first <= 0x9F or first in (0xDC, 0xDD)
 
 
 def _is_container(first: int) -> bool:

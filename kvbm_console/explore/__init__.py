@@ -5,11 +5,12 @@ copies each block in a shadow memory, at a moment that the scenario chooses. Mon
 
 - ``scenario``: everything that is random in a run, as plain data, with seeds and profiles.
 - ``shadow``: the memory without bytes, the worker that copies in it, and the sentence for a wrong read.
+- ``connectors``, ``nixl``, ``lmcache``: our worker's half of each connector.
 - ``vllm``: vLLM's scheduler driven through a scenario, and its monitors.
 - ``shrink``: the smallest scenario that still ends in the same verdict.
 - ``search``: many runs in several processes, guided by coverage.
 - ``report``: a reproduction as a pytest file, a text for an upstream issue, a recording.
 
-Law of this room: ``scenario``, ``shadow`` and ``vllm`` import only the standard library and vLLM, because a
-reproduction consists of their source.
+Law of this room: the modules of a reproduction (``report.PARTS``) import only each other, the standard library and the
+engine, because a reproduction consists of their source.
 """

@@ -73,6 +73,11 @@ class Adapter:
     def sized(extra: dict[str, Any], host_bytes: int, directory: str) -> None:
         """Give the connector's extra configuration a host tier of so many bytes, unless it has a size of its own."""
 
+    @staticmethod
+    def around(entry: dict[str, Any], files: Path) -> contextlib.AbstractContextManager[None]:
+        """The context in which a connector of this entry is made; ``files`` is a directory for its files."""
+        return contextlib.nullcontext()
+
     def attach(self, machine: Any) -> None:
         """Look at the machine, after its scheduler was made and before the first step."""
 
@@ -87,6 +92,9 @@ class Adapter:
     def orders(self, metadata: Any) -> StepOrders:
         """The copies and flushes that the metadata of a step orders."""
         raise NotImplementedError
+
+    def ended(self, jobs: list[Job]) -> None:
+        """Hear of the jobs of this connector that ended in a step on a rank."""
 
     @staticmethod
     def report(ended: list[Job]) -> Any:
@@ -125,6 +133,13 @@ class OffloadingAdapter(Adapter):
         if tiers:
             extra["secondary_tiers"] = tiers
             extra.setdefault("spec_name", "TieringOffloadingSpec")
+
+    @staticmethod
+    def around(entry: dict[str, Any], files: Path) -> contextlib.AbstractContextManager[None]:
+        if "secondary_tiers" not in entry.get("kv_connector_extra_config", {}):
+            return contextlib.nullcontext()
+        emptied(files)
+        return without_threads()
 
     def attach(self, machine: Any) -> None:
         manager = getattr(self.half, "manager", None)
@@ -440,7 +455,9 @@ class Workers:
         adapter = self.adapters.get(id(connector))
         if adapter is None:
             return None
-        return adapter.report([job for job in ended if job.kind == adapter.kind])
+        mine = [job for job in ended if job.kind == adapter.kind]
+        adapter.ended(mine)
+        return adapter.report(mine)
 
 
 def _together(parts: tuple[Any, ...]) -> Any:

@@ -12,7 +12,7 @@ from typing import Any, Final
 from kvbm_console.explore.scenario import Abort, Action, Arrive, CacheReset, Scenario
 from kvbm_console.explore.search import ExploreFinding, SearchReport
 
-PARTS: Final = ("scenario.py", "shadow.py", "connectors.py", "connector_faults.py", "nixl.py", "vllm.py")
+PARTS: Final = ("scenario.py", "shadow.py", "connectors.py", "connector_faults.py", "nixl.py", "lmcache.py", "vllm.py")
 """The modules of a reproduction, in the order of their imports."""
 
 

@@ -38,7 +38,10 @@ class Job:
     """The connector that ordered it."""
     sync: bool = False
     peer: bool = False
-    """True if another engine reads the blocks, so the request keeps its places until the report."""
+    """True if the request has ended and keeps its places until the report, for another engine that reads these blocks.
+    Without blocks the job ends when all stores of the request have ended."""
+    whole: bool = False
+    """True if a load that fails leaves no block."""
     submitted: int = 0
     due: list[int] = field(default_factory=list)
     """The moment at which each block moves."""
@@ -244,6 +247,9 @@ class ShadowWorker:
             while job.moved < len(job.pairs):
                 job.moved += 1  # reported, and never copied
             return True
+        if job.peer and not job.pairs:
+            others = (other for other in [*self.jobs, *self.ordered] if other.pairs and not other.load)
+            return all(other.request != job.request for other in others)
         return job.moved == len(job.pairs) and self.moment >= job.reported
 
     def _loses(self, job: Job) -> bool:
@@ -259,9 +265,11 @@ class ShadowWorker:
             self.loads += 1
             if self.fails and self.loads % self.fails == 0:
                 count = len(job.pairs)
-                job.failed = frozenset(range(count // 2 if self.loads % 2 else 0, count))
-        entry = self.copies[(self.seen + 5 * self.rank) % len(self.copies)]
-        self.seen += 1
+                job.failed = frozenset(range(count // 2 if self.loads % 2 and not job.whole else 0, count))
+        entry = 0
+        if job.pairs:
+            entry = self.copies[(self.seen + 5 * self.rank) % len(self.copies)]
+            self.seen += 1
         steps, order = divmod(entry, 3)
         job.submitted = self.moment
         job.reported = self.moment + 2 * steps

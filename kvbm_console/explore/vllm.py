@@ -28,10 +28,9 @@ from kvbm_console.explore.connectors import (
     Adapter,
     Unsupported,
     Workers,
-    emptied,
     memory_directory,
-    without_threads,
 )
+from kvbm_console.explore.lmcache import LMCACHE_ADAPTERS
 from kvbm_console.explore.nixl import NIXL_ADAPTERS
 from kvbm_console.explore.scenario import BLOCK, Abort, Arrive, CacheReset, Scenario, tokens_of
 from kvbm_console.explore.shadow import EMPTY, Job, Memory, ShadowWorker, StepOrders, cause
@@ -49,7 +48,7 @@ WINDOW = 4 * BLOCK
 """Tokens that a layer with a sliding window reads."""
 SALTS = tuple(group * 0x5851F42D4C957F2D & 0x3FFFFFFFFFFFFFFF for group in range(8))
 """Group of layers to the mask that its contents differ by from those of the first group."""
-ADAPTERS: dict[str, type[Adapter]] = {**VLLM_ADAPTERS, **NIXL_ADAPTERS}
+ADAPTERS: dict[str, type[Adapter]] = {**VLLM_ADAPTERS, **NIXL_ADAPTERS, **LMCACHE_ADAPTERS}
 MODEL = {
     "architectures": ["OPTForCausalLM"], "model_type": "opt", "hidden_size": 64, "num_hidden_layers": 1,
     "num_attention_heads": 4, "ffn_dim": 128, "vocab_size": 1000, "max_position_embeddings": 4096,
@@ -196,6 +195,15 @@ def sized(connector: dict[str, Any], host_bytes: int, directory: str) -> dict[st
     return {**entry, "kv_connector_extra_config": extra}
 
 
+def entries(connector: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The connector's entry and the entries inside it."""
+    yield connector
+    extra = connector.get("kv_connector_extra_config") or {}
+    for inner in (*extra.get("connectors", ()), extra.get("connector")):
+        if isinstance(inner, dict):
+            yield from entries(inner)
+
+
 class Machine:
     """A scheduler in a scenario."""
 
@@ -206,10 +214,10 @@ class Machine:
         self.faults = faults
         self.groups = str(scenario.option("groups")).split("+")
         config, kv_cache = release.configs(connector, scenario)
-        tiers = "secondary_tiers" in json.dumps(connector)
-        if tiers:
-            emptied(release.files)
-        with without_threads() if tiers else contextlib.nullcontext():
+        with contextlib.ExitStack() as stack:
+            for entry in entries(connector):
+                if entry["kv_connector"] in ADAPTERS:
+                    stack.enter_context(ADAPTERS[entry["kv_connector"]].around(entry, release.files))
             self.scheduler = release.scheduler(
                 vllm_config=config, kv_cache_config=kv_cache, log_stats=False,
                 structured_output_manager=release.grammar(config), block_size=BLOCK,

@@ -20,27 +20,34 @@ RELEASES: Final = ROOT / ".releases"
 OFFLOADING: Final = '{"kv_connector": "OffloadingConnector"}'
 ANSWERS: Final = '{"kv_connector": "OffloadingConnector", "kv_connector_extra_config": {"offload_prompt_only": false}}'
 SIMPLE: Final = '{"kv_connector": "SimpleCPUOffloadConnector"}'
+LMCACHE: Final = '{"kv_connector": "LMCacheMPConnector"}'
+VLLM, LMC = "vllm-project/vllm", "LMCache/LMCache"
 THREADS: Final = (
-    ("0.22.0", "hits", "loaded request that is not scheduled", "#45388", OFFLOADING),
-    ("0.22.0", "reset", "no leak: OffloadingConnectorScheduler._req_status", "#48102", OFFLOADING),
-    ("0.26.0", "abort", "AssertionError in scheduler._build_store_jobs", "#49118", OFFLOADING),
-    ("0.26.0", "press", "device events", "#54325", SIMPLE),
-    ("0.29.0", "hits", "loaded request that is not scheduled", "#57841", OFFLOADING),
-    ("0.29.0", "chat", "incomplete block", "#54193", ANSWERS),
+    ("0.22.0", "hits", "loaded request that is not scheduled", f"{VLLM}#45388", OFFLOADING),
+    ("0.22.0", "reset", "no leak: OffloadingConnectorScheduler._req_status", f"{VLLM}#48102", OFFLOADING),
+    ("0.26.0", "abort", "AssertionError in scheduler._build_store_jobs", f"{VLLM}#49118", OFFLOADING),
+    ("0.26.0", "press", "device events", f"{VLLM}#54325", SIMPLE),
+    ("0.29.0", "hits", "loaded request that is not scheduled", f"{VLLM}#57841", OFFLOADING),
+    ("0.29.0", "chat", "incomplete block", f"{VLLM}#54193", ANSWERS),
+    ("lmcache-0.5.5", "hits", "torn store", f"{LMC}#4822", LMCACHE),
+    ("lmcache-0.5.6", "abort", "host references", f"{VLLM}#44100", LMCACHE),
+    ("lmcache-0.5.6", "abort", "_update_from_kv_xfer_finished", f"{VLLM}#46240", LMCACHE),
+    ("lmcache-0.5.6", "failures", "_update_from_kv_xfer_finished", f"{VLLM}#57938", LMCACHE),
     ("0.22.0", "reset", "torn store", "", OFFLOADING),
     ("0.23.0", "reset", "torn store", "", OFFLOADING),
     ("0.29.0", "reset", "AssertionError in scheduler.build_connector_meta", "", OFFLOADING),
 )
-"""Release, profile, part of the signature, the thread of vllm-project/vllm that describes it, and the connector."""
+"""Release, profile, part of the signature, the thread that describes it, and the connector. A release of LMCache stands
+beside the installed vLLM."""
 CHUNKS: Final = '{"kv_connector": "OffloadingConnector", "kv_connector_extra_config": {"block_size": 64}}'
 NIXL: Final = '{"kv_connector": "NixlConnector"}'
 NEWEST: Final = (
-    ("reset", SIMPLE), ("failures", OFFLOADING), ("hybrid", NIXL), ("hybrid", CHUNKS),
+    ("reset", SIMPLE), ("reset", OFFLOADING), ("failures", OFFLOADING), ("hybrid", NIXL), ("hybrid", CHUNKS),
 )
 """Profiles and connectors with findings in the installed release, for which no thread was found."""
 SEEDS: Final = "0:300"
 LIBRARY_MAX: Final = 2**20
-"""Bytes above which a shared library is for GPUs, which nothing here has."""
+"""Bytes above which a shared library of vLLM is for GPUs, which nothing here has."""
 
 
 def path_of(release: str, *packages: str) -> Path:
@@ -53,22 +60,30 @@ def path_of(release: str, *packages: str) -> Path:
             made = Path(place) / "made"
             subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-compile", "--target",
                             made, *(packages or (f"vllm=={release}",))], check=True)
-            for library in made.rglob("*.so*"):
+            for library in (made / "vllm").rglob("*.so*"):
                 if library.stat().st_size > LIBRARY_MAX:
                     library.unlink()
             made.rename(path)
     return path
 
 
+def beside(release: str) -> dict[str, str]:
+    """The environment of a process that imports this release; the installed one for an empty name."""
+    if not release:
+        return dict(os.environ)
+    name, _, number = release.rpartition("-")
+    wanted = (f"{name}=={number}", "aiofile", "caio") if name else (f"vllm=={number}", "gguf")
+    # vLLM keeps its model infos in one file, which releases beside each other overwrite in turn.
+    return {**os.environ, "PYTHONPATH": str(path_of(release, *wanted)),
+            "VLLM_CACHE_ROOT": str(RELEASES / "cache" / release)}
+
+
 def explored(release: str, profile: str, connector: str = OFFLOADING) -> list[dict[str, object]]:
     """The findings of a release under a profile; the installed release for the empty one."""
-    environment = dict(os.environ)
-    if release:
-        environment["PYTHONPATH"] = str(path_of(release))
     done = subprocess.run(
         [Path(sys.executable).with_name("kvbm-console"), "explore", "vllm", "--seeds", SEEDS, "--profile", profile,
          "--connector", connector, "--workers", "1", "--format", "json"],
-        env=environment, stdout=subprocess.PIPE, check=False,
+        env=beside(release), stdout=subprocess.PIPE, check=False,
     )
     if done.returncode not in (0, 1):
         raise SystemExit(f"explore ended with {done.returncode} on {release}")
@@ -88,7 +103,7 @@ def main() -> None:
             known[release, profile, connector] = explored(release, profile, connector)
         for finding in known[release, profile, connector]:
             if part in str(finding["signature"]):
-                _row(f"vLLM {release}", thread, finding)
+                _row(release.replace("lmcache-", "LMCache ") if "-" in release else f"vLLM {release}", thread, finding)
                 break
         else:
             raise SystemExit(f"{part!r} was not found in {release} with profile {profile}")
@@ -100,7 +115,7 @@ def main() -> None:
 def _row(release: str, thread: str, finding: dict[str, object]) -> None:
     scenario = finding["scenario"]
     assert isinstance(scenario, dict)
-    link = f"[{thread}](https://github.com/vllm-project/vllm/issues/{thread[1:]})" if thread else "not known"
+    link = f"[{thread}](https://github.com/{thread.replace('#', '/issues/')})" if thread else "not known"
     verdict = f"`{finding['signature']}: {finding['sentence']}`"
     print(f"| {release} | {link} | {verdict} | {finding['cpu_s']:.1f} | {finding['times']} | "
           f"{len(scenario['actions'])} |", flush=True)

@@ -33,6 +33,7 @@ from kvbm_console.core.holds import points_of
 from kvbm_console.core.ids import Authority, FinishReason, SlotState, WaitPoint, request_globs
 from kvbm_console.core.leader import Outcome
 from kvbm_console.core.state import CacheState
+from kvbm_console.dispatch import Dispatcher
 from kvbm_console.service import LeaderService
 from kvbm_console.wire.batches import MalformedBatch, stimuli_of
 from kvbm_console.wire.convert import feed_answer
@@ -238,7 +239,7 @@ class FeedMethod:
             if service.dispatcher.mover is sink:
                 service.dispatcher.mover = modelled
                 self._end_copies()
-            self._abandon(source)
+            abandon(service.dispatcher, source)
 
     async def _exchange(self, sink: FeedSink, source: int, context: Context) -> None:
         reader = asyncio.ensure_future(self._read(sink, source, context))
@@ -284,10 +285,8 @@ class FeedMethod:
             await context.write(message)
 
     def _submit(self, source: int, stimulus: st.Stimulus) -> Outcome:
-        kind = type(stimulus)
-        fields = [getattr(stimulus, name) for name in kind.__struct_fields__[4:]]
         origin_ns = stimulus.at_ns if stimulus.origin_ns is None else stimulus.origin_ns
-        return self._service.dispatcher.submit_from(source, origin_ns, kind, *fields)
+        return self._service.dispatcher.submit_from(source, origin_ns, type(stimulus), *given_fields(stimulus))
 
     def _end_copies(self) -> None:
         """Fail the copies that the lost mover has not reported, so that nothing waits for them for ever."""
@@ -301,16 +300,21 @@ class FeedMethod:
             for rank in set(range(service.config.ranks)) - state.late.get(number, set()):
                 service.submit(st.TransferFailed, number, state.epoch - 1, rank, "the mover is gone", b"")
 
-    def _abandon(self, source: int) -> None:
-        """Abort the requests of a lost engine and clear its pools, because their content is unknown."""
-        service = self._service
-        live = [slot for slot in service.state.slots.values() if slot.source == source]
-        for slot in live:
-            if slot.state not in (SlotState.FINISHING, SlotState.FINISHED) and source not in service.leader.watched:
-                service.dispatcher.submit_from(
-                    source, None, st.RequestFinished, slot.request, pack_ids(slot.device_blocks), FinishReason.ABORTED
-                )
-        service.dispatcher.submit_from(source, None, st.SourceRestarted, True, True)
+
+def given_fields(stimulus: st.Stimulus) -> list[Any]:
+    """The fields of a stimulus that its sender fills, behind the head that is stamped here."""
+    return [getattr(stimulus, name) for name in type(stimulus).__struct_fields__[4:]]
+
+
+def abandon(dispatcher: Dispatcher, source: int) -> None:
+    """Abort the requests of a lost engine and clear its pools, because their content is unknown."""
+    leader = dispatcher.leader
+    for slot in [slot for slot in leader.state.slots.values() if slot.source == source]:
+        if slot.state not in (SlotState.FINISHING, SlotState.FINISHED) and source not in leader.watched:
+            dispatcher.submit_from(
+                source, None, st.RequestFinished, slot.request, pack_ids(slot.device_blocks), FinishReason.ABORTED
+            )
+    dispatcher.submit_from(source, None, st.SourceRestarted, True, True)
 
 
 def answer_of(outcome: Outcome) -> pb.Answer:
@@ -356,7 +360,10 @@ def check_stimulus(stimulus: st.Stimulus) -> None:
         capacity = stimulus.capacity_blocks
         require(capacity is None or 0 <= capacity <= CAPACITY_BLOCKS_MAX, "capacity_blocks",
                 f"from 0 to {CAPACITY_BLOCKS_MAX}", capacity)
-        require(stimulus.authority is not Authority.LEADER, "authority", "engine or stream", stimulus.authority.label)
+        require(stimulus.authority is not Authority.LEADER, "authority", "engine, stream or observed",
+                stimulus.authority.label)
+    elif isinstance(stimulus, st.SourceRestarted):
+        require(not (stimulus.gone or stimulus.replaceable), "gone", "told by the end of the feed", stimulus.gone)
 
 
 def _check(field: str, value: object) -> None:

@@ -41,6 +41,8 @@ TEMPLATE_CHARS_MAX: Final = 256
 HIT_CONDITION: Final = re.compile(r"(==|>=|%)\s*([1-9][0-9]{0,8})")
 """Which of the matches take effect: the n-th, all from the n-th on, every n-th."""
 RANKS_MAX: Final = 1024
+BLOCK_TOKENS_MAX: Final = 65_536
+"""Tokens of a block; engines have 16 to 1,024."""
 PREFETCH_TIMEOUT_MAX_NS: Final = 3_600 * SECOND_NS
 """An hour is more than any wait for a cache."""
 Prefetch = Literal["chain", "ngram", "session", "none"]
@@ -102,7 +104,8 @@ class LeaderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """How long after its arrival, in engine time, with ``timeout``."""
 
     def __post_init__(self) -> None:
-        require(1 <= self.block_tokens <= 65_536, "block_tokens", "from 1 to 65536", self.block_tokens)
+        require(1 <= self.block_tokens <= BLOCK_TOKENS_MAX, "block_tokens", f"from 1 to {BLOCK_TOKENS_MAX}",
+                self.block_tokens)
         for field in ("g2_blocks", "g3_blocks"):
             value = getattr(self, field)
             require(0 <= value <= 2**31 - 1, field, "from 0 to 2147483647", value)

@@ -312,6 +312,7 @@ class PoolFacts:
 
     def forget(self, ids: Sequence[int]) -> None:
         """Places lose hash and content."""
+        self.spare = None
         for block in ids:
             self._forget(block)
 

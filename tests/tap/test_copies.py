@@ -10,6 +10,7 @@ from kvbm_console.tap.copies import ConnectorWatch, Sizes
 from kvbm_console.tap.flatten import Flattener
 from kvbm_console.tap.recorder import TapRecorder
 from kvbm_console.tap.sender import TapSettings
+from server.feeding import abandon
 from tests.tap.test_loads import BLOCK, tell
 from tests.tap.watching import Watching
 
@@ -94,7 +95,7 @@ def test_an_engine_that_is_gone_takes_its_copies_and_figures_with_it() -> None:
     (facts,) = state.connectors.values()
     assert (facts.methods, facts.calls, facts.total_ns, facts.longest_ns) == (("ask",), (3,), (40,), (20,))
     assert (facts.stats, facts.values) == (("bytes",), (7.0,))
-    watch.dispatcher.submit_from(1, watch.now, st.SourceRestarted, True, True)
+    abandon(watch.dispatcher, 1)
     assert not state.operations
     assert not state.connectors
     assert ends(watch) == {CandidateStatus.CANCELLED: 1}

@@ -48,8 +48,8 @@ class Watching(translator.Watching):
         recorder.listen()
 
     def _publish(self, stimulus: st.Stimulus, outcome: Outcome) -> None:
-        if stimulus.source == self.source:
-            check_stimulus(stimulus)
+        if stimulus.source == self.source and not (isinstance(stimulus, st.SourceRestarted) and stimulus.gone):
+            check_stimulus(stimulus)  # all but the end of the feed, which the daemon itself tells
         self.stimuli.append(stimulus)
         self.outcomes.append(list(outcome.events))
         for event in outcome.events:

@@ -4,8 +4,9 @@ Law of this package: ``handle`` is synchronous and atomic. A stimulus is either 
 is carried through to quiescence; the same stimuli always lead to the same events.
 
 Handlers take a ``Decider`` and stand in files by subject. These are ``lookups``, ``iterations``, ``requests``,
-``pools``, ``debugger``, ``resets``, and ``observed`` for engines that only report. They lead to copies (``pipeline``,
-``offloads``, ``prefetch``, ``victims``), to moves of slots (``slots``) and to holds (``holds``).
+``pools``, ``debugger``, ``resets``, and ``observed`` for engines that only report. ``shapes`` checks the form of their
+reports. They lead to copies (``pipeline``, ``offloads``, ``prefetch``, ``victims``), to moves of slots (``slots``) and
+to holds (``holds``).
 """
 
 from collections.abc import Callable
@@ -27,6 +28,7 @@ from kvbm_console.core.leader import (
     pools,
     requests,
     resets,
+    shapes,
 )
 from kvbm_console.core.leader.decider import Decider, Outcome
 from kvbm_console.core.leader.holds import pause_engines, strike
@@ -119,7 +121,8 @@ class Leader(Decider):
         self.source = stimulus.source
         kind = type(stimulus)
         self.entry, handler, names_request = _ROUTES[kind]
-        if self.watched and self.source in self.watched:
+        watched = self.watched and self.source in self.watched
+        if watched:
             handler = observed.HANDLERS.get(kind, handler)
         self.events = []
         self.instructions = []
@@ -128,6 +131,8 @@ class Leader(Decider):
         try:
             if self.gate is not None and request is not None:
                 self._call_will(stimulus, request)
+            if watched:
+                shapes.check(self, stimulus)
             result = handler(self, stimulus)
         except (Refused, ValueError) as error:
             if any(type(event) not in _OF_THE_GATE for event in self.events):

@@ -27,6 +27,8 @@ from kvbm_console.core.tiers import PoolFacts
 
 NAMES_MAX: Final = 512
 """Methods and statistics of one report: connectors have some tens of each."""
+COPIED_BLOCKS_MAX: Final = 1_048_576
+"""Blocks of one copy: a prompt of sixteen million tokens. A copy that failed counts each of them."""
 REQUESTS_MAX: Final = 4_096
 """Ended requests that are remembered, because a connector orders the last store of a request a step after its end."""
 
@@ -45,8 +47,12 @@ def copy_begun(decider: Decider, s: st.CopyBegun) -> None:
     source, target = _pool(decider, s, s.source_pool), _pool(decider, s, s.target_pool)
     if source.info.tier is target.info.tier:
         raise Refused(f"a copy within {source.info.tier.name} has no route")
-    if s.blocks < 0 or len(s.hashes) > s.blocks * HASH_BYTES or len(s.hashes) % HASH_BYTES:
+    if not 0 <= s.blocks <= COPIED_BLOCKS_MAX:
+        raise Refused(f"blocks must be from 0 to {COPIED_BLOCKS_MAX}, got {s.blocks}")
+    if len(s.hashes) > s.blocks * HASH_BYTES or len(s.hashes) % HASH_BYTES:
         raise Refused(f"{len(s.hashes)} bytes of hashes do not fit {s.blocks} blocks")
+    if s.size_bytes is not None and s.size_bytes < 0:
+        raise Refused(f"size_bytes must be at least 0, got {s.size_bytes}")
     told = decider.memory.told_copies.setdefault(s.source, {})
     if s.copy in told:
         raise Refused(f"copy {s.copy} has begun before")

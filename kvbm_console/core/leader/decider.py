@@ -136,7 +136,10 @@ class Decider:
     def device_pool(self, source: int) -> PoolFacts:
         """The G1 pool of an engine; refuses when it has declared none."""
         pool = self.state.pool_of(Tier.G1, source)
-        if pool is None or pool.info.authority is Authority.STREAM:
+        if pool is not None and pool.info.authority is Authority.STREAM:  # of another group of layers
+            pool = next((own for own in self.state.pools if own.info.source == source
+                         and own.info.authority in (Authority.ENGINE, Authority.OBSERVED)), None)
+        if pool is None:
             raise Refused(f"source {source} has declared no G1 pool of its own")
         return pool
 

@@ -207,7 +207,7 @@ def _hold(
         decider.emit(ev.HoldDenied, slot.slot, moment.site, "a finished slot cannot wait")
         capture(decider, slot, moment, numbers)
         return
-    full = _over_budget(decider, slot) if slot.hold is None else ""
+    full = "" if slot.hold is not None else _cannot_wait(decider, slot, point) or _over_budget(decider, slot)
     if numbers:
         action = BreakpointAction.LOG if full else BreakpointAction.HOLD
         decider.emit(ev.BreakpointHit, numbers, slot.slot, moment.site, action, said)
@@ -215,6 +215,12 @@ def _hold(
         decider.emit(ev.HoldDenied, slot.slot, moment.site, full)
     elif slot.hold is None:
         _begin_hold(decider, slot, moment, point, holders, asked_by)
+
+
+def _cannot_wait(decider: Decider, slot: SlotFacts, point: WaitPoint) -> str:
+    """Why a slot cannot stand still at this point; empty when it can. A watched engine asks before lookups only."""
+    watched = slot.source in decider.watched and point not in (WaitPoint.LOOKUP, WaitPoint.CALL)
+    return f"its engine is only watched and cannot stand still at {point.label}" if watched else ""
 
 
 def _over_budget(decider: Decider, slot: SlotFacts) -> str:

@@ -23,13 +23,11 @@ from kvbm_console.core.slots import WAITING_STATES, SlotFacts
 from kvbm_console.core.tiers import READY, WRITING, PoolFacts
 
 
-def request_arrived(decider: Decider, s: st.RequestArrived) -> None:
-    """``create_slot``."""
+def check_arrival(decider: Decider, s: st.RequestArrived) -> list[int]:
+    """The hashes of the prompt; refuses a request that cannot be opened for its own fields."""
     size = len(s.request.encode())
     if not 1 <= size <= REQUEST_ID_BYTES_MAX:
         raise Refused(f"request must be 1 to {REQUEST_ID_BYTES_MAX} bytes, got {size}")
-    if s.request in decider.state.slot_of:
-        raise Refused(f"request {s.request!r} exists already")
     if decider.state.draining:
         raise Refused("the leader drains and takes no new request")
     if s.prompt_tokens < 1:
@@ -40,6 +38,14 @@ def request_arrived(decider: Decider, s: st.RequestArrived) -> None:
     size = decider.block_tokens_of(s.source)
     if len(hashes) > s.prompt_tokens // size or EMPTY_HASH in hashes:
         raise Refused(f"{len(hashes)} hashes do not fit {s.prompt_tokens} prompt tokens")
+    return hashes
+
+
+def request_arrived(decider: Decider, s: st.RequestArrived) -> None:
+    """``create_slot``."""
+    if s.request in decider.state.slot_of:
+        raise Refused(f"request {s.request!r} exists already")
+    hashes = check_arrival(decider, s)
     number = decider.state.next_slot
     decider.emit(
         ev.SlotOpened, number, s.request, s.source, s.hashes, s.prompt_tokens, s.output_limit, s.priority, s.session,

@@ -38,6 +38,7 @@ from kvbm_console.core.leader.iterations import link_chain
 from kvbm_console.core.leader.memory import LoadPart
 from kvbm_console.core.leader.pipeline import drop, end_candidate, end_operation
 from kvbm_console.core.leader.requests import preempt
+from kvbm_console.core.leader.shapes import check_report
 from kvbm_console.core.leader.slots import finish, move
 from kvbm_console.core.slots import WAITING_STATES, OperationFacts, SlotFacts
 from kvbm_console.core.tiers import READY, PoolFacts
@@ -45,6 +46,7 @@ from kvbm_console.core.tiers import READY, PoolFacts
 _S = SlotState
 ENDED: Final = (_S.FINISHING, _S.FINISHED)
 _BEGINS: Final = (_S.INITIALIZED, _S.ONBOARD_STAGED, _S.ONBOARDING, _S.PREEMPTED)
+_DECODES: Final = (_S.DECODING, _S.SKIPPED_DECODE)
 _SKIPPED_OF: Final = {_S.PREFILLING: _S.SKIPPED_PREFILL, _S.DECODING: _S.SKIPPED_DECODE}
 _BACK_OF: Final = {skipped: back for back, skipped in _SKIPPED_OF.items()}
 TOLD: Final = -1
@@ -70,11 +72,9 @@ def mismatch_reported(decider: Decider, s: st.MismatchReported) -> None:
 def request_arrived(decider: Decider, s: st.RequestArrived) -> None:
     """A request arrives; an open request of the same name ends before it."""
     before = decider.state.slot_named(s.request)
-    if before is not None and before.source == s.source:
+    if before is not None:
         contradicted(decider, s.source)
-        close_copies(decider, before)
-        if before.state not in ENDED:
-            _finish(decider, before, FinishReason.ABORTED)
+        _abort(decider, before)
     lookups.request_arrived(decider, s)
     slot = decider.state.slot_of.get(s.request)
     if slot is not None:
@@ -143,10 +143,10 @@ def blocks_allocated(decider: Decider, s: st.BlocksAllocated) -> None:
         raise Refused(f"request {s.request!r} is {slot.state.label} already")
     pool = decider.device_pool(slot.source)
     ids = unpack_ids(s.block_ids)
-    check_ids(pool, slot, ids)
     known = slot.device_blocks
     if known and ids[: len(known)] != known:
         contradicted(decider, slot.source)
+        close_copies(decider, slot)  # its load fills the places that it gives back
         decider.release_device_blocks(slot, ReleaseReason.REASSIGNED)
         known = slot.device_blocks
     if len(ids) == len(known):
@@ -154,21 +154,28 @@ def blocks_allocated(decider: Decider, s: st.BlocksAllocated) -> None:
     if known:
         append(decider, pool, [slot], [len(ids) - len(known)], ids[len(known) :])
         return
+    if slot.state not in WAITING_STATES:  # its blocks went to others, and its preemption was not reported
+        contradicted(decider, slot.source)
+        close_copies(decider, slot)
+        preempt(decider, slot)
     size = pool.info.block_tokens
-    reused = min(slot.local_blocks, len(ids))
+    most = slot.most_tokens(_S.PREFILLING)
+    if slot.local_blocks * size + s.external_tokens > most:
+        contradicted(decider, slot.source)
+    reused = min(slot.local_blocks, len(ids), most // size)
     if any(place >= len(pool) or pool.content[place] != READY for place in ids[len(slot.hashes) : reused]):
         reused = min(reused, len(slot.hashes))
-    external = min(s.external_tokens // size, len(ids) - reused)
     known_hashes = min(reused, len(slot.hashes))
     if (checked := _make_reusable(decider, pool, slot, ids, known_hashes)) < known_hashes:
         reused = checked
+    tokens = min(s.external_tokens, len(ids) * size - reused * size, most - reused * size)
+    external = tokens // size
     lower = lower_of(decider, slot.source)
     # A load that is seen fills its places anew, also a place that held the same content.
     there = _told_before(pool, slot, ids, reused, external) if lower is None else set()
     give_up(decider, pool, slot, ids[reused:] if not there else [place for place in ids[reused:] if place not in there])
     decider.emit(
-        ev.DeviceBlocksAssigned, pool.info.pool, (slot.slot,), (len(ids),), pack_ids(ids), reused,
-        min(s.external_tokens, (len(ids) - reused) * size),
+        ev.DeviceBlocksAssigned, pool.info.pool, (slot.slot,), (len(ids),), pack_ids(ids), reused, tokens,
     )
     hits = [min(reused, slot.prompt_blocks), 0, 0, 0]
     found = _found(external, s.found, size, Tier.G2 if lower is None else lower.info.tier)
@@ -290,17 +297,22 @@ def _finish(decider: Decider, slot: SlotFacts, reason: FinishReason) -> FinishAn
     return FinishAnswer(False)
 
 
+def _abort(decider: Decider, slot: SlotFacts) -> None:
+    """The request is over, and its copies with it: nothing more is heard of them."""
+    close_copies(decider, slot)
+    if slot.state not in ENDED:
+        _finish(decider, slot, FinishReason.ABORTED)
+    elif slot.slot in decider.memory.ending:
+        decider.memory.ending.remove(slot.slot)
+        decider.release_device_blocks(slot, ReleaseReason.FINISHED)
+        finish(decider, slot, slot.reason)
+
+
 def source_restarted(decider: Decider, s: st.SourceRestarted) -> None:
     """The engine began again, or is gone: its requests and copies ended, and the content of its pools is void."""
     cancel_told(decider, s.source)
     for slot in [slot for slot in decider.state.slots.values() if slot.source == s.source]:
-        close_copies(decider, slot)
-        if slot.state not in ENDED:
-            _finish(decider, slot, FinishReason.ABORTED)
-        elif slot.slot in decider.memory.ending:
-            decider.memory.ending.remove(slot.slot)
-            decider.release_device_blocks(slot, ReleaseReason.FINISHED)
-            finish(decider, slot, slot.reason)
+        _abort(decider, slot)
     decider.emit(ev.SourceLost, s.source, 0, 0, True, True, s.gone and s.replaceable)
     if not s.gone:
         decider.emit(ev.SourceLost, s.source, 0, 0, True)
@@ -311,12 +323,8 @@ def source_restarted(decider: Decider, s: st.SourceRestarted) -> None:
 
 def places_reported(decider: Decider, pool: PoolFacts, s: st.BlocksReported) -> None:
     """The prefix cache was reset, places were given out, or the content of places is reported."""
+    check_report(pool, s)
     places, stored = unpack_ids(s.places), unpack_hashes(s.stored)
-    if s.removed or EMPTY_HASH in stored or (stored and len(stored) != len(places)):
-        raise Refused(f"{len(stored)} hashes do not fit {len(places)} places of pool {pool.info.pool}")
-    capacity = pool.places_max
-    if places and not 0 <= min(places) <= max(places) < capacity:
-        raise Refused(f"block ids must be from 0 to {capacity - 1}, got {min(places)} to {max(places)}")
     if stored and s.request:
         _published(decider, pool, s.request, places, stored)
     elif stored:
@@ -356,7 +364,8 @@ def _published(decider: Decider, pool: PoolFacts, request: str, places: list[int
 def _holds(pool: PoolFacts, slot: SlotFacts, ids: list[int], hashes: list[int]) -> bool:
     """True if these places hold these blocks, which are the slot's next ones, and the slot has none of the places."""
     known = slot.hashes[slot.filled_blocks : slot.filled_blocks + len(ids)]
-    return hashes[: len(known)] == known and set(ids).isdisjoint(slot.device_blocks) and all(
+    complete = slot.filled_blocks <= len(slot.hashes)
+    return complete and hashes[: len(known)] == known and set(ids).isdisjoint(slot.device_blocks) and all(
         place < len(pool) and pool.hash_of[place] == key and pool.content[place] == READY
         for place, key in zip(ids, hashes, strict=True)
     )
@@ -366,7 +375,8 @@ def _given_out(decider: Decider, pool: PoolFacts, places: list[int], request: st
     """Places were given out for another group, or without a report of the request."""
     slot = decider.state.slot_named(request)
     evicted = [
-        place for place in places if place < len(pool) and pool.content[place] == READY and not pool.refs[place]
+        place for place in dict.fromkeys(places)
+        if place < len(pool) and pool.content[place] == READY and not pool.refs[place]
     ]
     if evicted:
         decider.evict(pool, evicted, None if slot is None else slot.slot, EvictRule.REASSIGNED)
@@ -547,14 +557,6 @@ def contradicted(decider: Decider, source: int) -> None:
         decider.emit(ev.SourceLost, source, 0, 0, False)
 
 
-def check_ids(pool: PoolFacts, slot: SlotFacts, ids: list[int]) -> None:
-    capacity = pool.places_max
-    if len(set(ids)) != len(ids):
-        raise Refused(f"request {slot.request!r} was given a block twice")
-    if ids and not 0 <= min(ids) <= max(ids) < capacity:
-        raise Refused(f"block ids must be from 0 to {capacity - 1}, got {min(ids)} to {max(ids)}")
-
-
 def give_up(decider: Decider, pool: PoolFacts, slot: SlotFacts, ids: Sequence[int]) -> None:
     """These places are the slot's now. Other slots that still list them have lost them, and their content is evicted
     for this slot."""
@@ -617,8 +619,6 @@ def _move_all(decider: Decider, requests: Sequence[str], moves: dict[SlotState, 
 
 def _append_all(decider: Decider, s: st.IterationScheduled) -> None:
     ids = unpack_ids(s.appended_ids)
-    if len(s.appended) != len(s.appended_counts) or sum(s.appended_counts) != len(ids):
-        raise Refused(f"{len(ids)} appended blocks do not match counts {s.appended_counts}")
     slots: list[SlotFacts] = []
     counts: list[int] = []
     taken: list[int] = []
@@ -634,9 +634,7 @@ def _append_all(decider: Decider, s: st.IterationScheduled) -> None:
         counts.append(count)
         taken += part
     if slots:
-        pool = decider.device_pool(s.source)
-        check_ids(pool, slots[0], taken)
-        append(decider, pool, slots, counts, taken)
+        append(decider, decider.device_pool(s.source), slots, counts, taken)
 
 
 def _advance(decider: Decider, s: st.IterationScheduled) -> None:
@@ -653,7 +651,8 @@ def _advance(decider: Decider, s: st.IterationScheduled) -> None:
                 continue
             position = slot.computed_tokens(state.iteration) + (s.count if slot.source == s.source else 0)
         room = len(slot.device_blocks) * decider.block_tokens_of(slot.source)
-        position = min(position, room, slot.most_tokens(slot.state))  # after lost reports the blocks are not all known
+        most = slot.token_limit if slot.state in _DECODES else slot.most_tokens(_S.PREFILLING)
+        position = min(position, room, most)  # after lost reports the blocks are not all known
         expected = slot.anchor_tokens
         if slot.state is _S.DECODING:
             expected += last - slot.anchor_iteration
@@ -666,8 +665,6 @@ def _advance(decider: Decider, s: st.IterationScheduled) -> None:
 def iteration_finished(decider: Decider, s: st.IterationFinished) -> None:
     """Blocks are full and carry the engine's own hashes."""
     ids, hashes = unpack_ids(s.block_ids), unpack_hashes(s.hashes)
-    if len(ids) != len(hashes) or len(s.requests) != len(s.counts) or sum(s.counts) != len(ids):
-        raise Refused(f"{len(ids)} filled blocks do not match {len(hashes)} hashes and counts {s.counts}")
     pool = decider.device_pool(s.source)
     slots: list[SlotFacts] = []
     counts: list[int] = []
@@ -734,7 +731,8 @@ def _fills(pool: PoolFacts, slot: SlotFacts, ids: list[int], hashes: list[int]) 
     first = slot.filled_blocks
     known = slot.hashes[first : first + len(ids)]
     return (
-        bool(ids) and slot.device_blocks[first : first + len(ids)] == ids and hashes[: len(known)] == known
+        bool(ids) and first <= len(slot.hashes) and slot.device_blocks[first : first + len(ids)] == ids
+        and hashes[: len(known)] == known
         and EMPTY_HASH not in hashes and not any(pool.hash_of[place] for place in ids)
     )
 

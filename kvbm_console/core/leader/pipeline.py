@@ -288,7 +288,10 @@ def _current(decider: Decider, number: int, epoch: int, rank: int) -> OperationF
     """The open operation of this epoch; otherwise the report is refused and, if it was late, its places are freed."""
     operation = decider.state.operations.get(number)
     if operation is not None and epoch == decider.state.epoch:
-        return operation
+        if decider.state.pools[operation.target_pool].info.source not in decider.watched:
+            return operation
+        _refuse(decider, number, epoch, rank, "a connector's copy")
+        return None
     _refuse(decider, number, epoch, rank, "older epoch" if epoch < decider.state.epoch else "not open")
     late = decider.state.late.get(number)
     if late is not None and len(late - {-1}) == decider.config.ranks:

@@ -9,6 +9,7 @@ from typing import Any, Final
 from kvbm_console.core import events as ev
 from kvbm_console.core import stimuli as st
 from kvbm_console.core.columns import HASH_BYTES, ID_BYTES, unpack_hashes, unpack_ids
+from kvbm_console.core.config import BLOCK_TOKENS_MAX
 from kvbm_console.core.errors import Refused
 from kvbm_console.core.ids import (
     AGE_BOUNDS_NS,
@@ -43,16 +44,23 @@ def pool_declared(decider: Decider, s: st.PoolDeclared) -> PoolAnswer:
     capacity = s.capacity_blocks
     if s.block_tokens != decider.config.block_tokens and s.authority in (Authority.LEADER, Authority.ENGINE):
         raise Refused(f"block_tokens {s.block_tokens} is not the configured {decider.config.block_tokens}")
+    if not 0 < s.block_tokens <= BLOCK_TOKENS_MAX:
+        raise Refused(f"block_tokens must be from 1 to {BLOCK_TOKENS_MAX}, got {s.block_tokens}")
     if capacity is not None and not 0 < capacity <= CAPACITY_MAX:
         raise Refused(f"capacity_blocks must be from 1 to {CAPACITY_MAX}, got {capacity}")
     ours = s.authority is Authority.LEADER
     if ours and (s.source or s.dp_rank or s.group or s.tier is Tier.G1 or capacity is None):
         raise Refused("a pool that the leader decides is below G1, of source 0, rank 0, group 0, and has a capacity")
+    device = s.authority in (Authority.ENGINE, Authority.OBSERVED)
+    if device and s.tier is not Tier.G1:
+        raise Refused(f"an engine's own pool is G1; a pool of {s.tier.name} is described by its reports of blocks")
     decided = {Authority.ENGINE: Authority.OBSERVED, Authority.OBSERVED: Authority.ENGINE}.get(s.authority)
     for pool in decider.state.pools:
         info = pool.info
         if info.authority is decided and not decider.state.has_ended(info.source):
             raise Refused("one leader either decides for engines or watches them: iterations are counted in one row")
+        if device and info.source == s.source and info.authority is s.authority:
+            raise Refused(f"source {s.source} has declared its G1 pool before")
         if (info.source, info.dp_rank, info.group, info.tier) == (s.source, s.dp_rank, s.group, s.tier) and (
             info.authority is not Authority.STREAM or info.medium == s.medium  # a stream's media may share a tier
         ):
@@ -108,12 +116,13 @@ def _count_iterations_apart(decider: Decider, source: int, successor: bool) -> N
 
 def blocks_reported(decider: Decider, s: st.BlocksReported) -> None:
     """An engine's event stream reported stored and removed blocks of a pool."""
-    if not 0 <= s.pool < len(decider.state.pools):
-        raise Refused(f"pool {s.pool} was not declared")
-    if decider.state.pools[s.pool].info.authority is Authority.OBSERVED:
-        places_reported(decider, decider.state.pools[s.pool], s)
+    pools = decider.state.pools
+    if not 0 <= s.pool < len(pools) or pools[s.pool].info.source != s.source:
+        raise Refused(f"source {s.source} has declared no pool {s.pool}")
+    if pools[s.pool].info.authority is Authority.OBSERVED:
+        places_reported(decider, pools[s.pool], s)
         return
-    if decider.state.pools[s.pool].info.authority is not Authority.STREAM:
+    if pools[s.pool].info.authority is not Authority.STREAM:
         raise Refused(f"pool {s.pool} is not described by an event stream")
     stored = unpack_hashes(s.stored)
     if len(stored) > REPORTED_BLOCKS_MAX or EMPTY_HASH in stored:
@@ -122,7 +131,7 @@ def blocks_reported(decider: Decider, s: st.BlocksReported) -> None:
         raise Refused(f"removed must be at most {REPORTED_BLOCKS_MAX} hashes, got {len(s.removed)} bytes")
     if s.age_ns is not None and abs(s.age_ns) > AGE_MAX_NS:
         raise Refused(f"age_ns must be from -{AGE_MAX_NS} to {AGE_MAX_NS}, got {s.age_ns}")
-    pool = decider.state.pools[s.pool]
+    pool = pools[s.pool]
     more: tuple[Any, ...] = _NOTHING_MORE
     if stored:
         _check_chains(s, len(stored))

@@ -45,6 +45,18 @@ class SegmentFile:
         if found.st_size != size:
             raise OSError(errno.EIO, f"the file was changed from {size} to {found.st_size} bytes", str(self.path))
 
+    def moved(self) -> bool:
+        """True if its path does not name it any more: it or its directory was moved, and what is appended goes along.
+
+        A disk that does not tell has not moved it.
+        """
+        try:
+            return os.stat(self.path).st_ino != os.fstat(self.fd).st_ino
+        except FileNotFoundError:
+            return True
+        except OSError:
+            return False
+
     def writev(self, buffers: Sequence[bytes | memoryview]) -> int:
         """Append; returns how many bytes were accepted, which may be fewer than there are."""
         return os.writev(self.fd, buffers)
@@ -170,6 +182,8 @@ class SegmentWriter:
         """The end of the file could not be restored, or another process changed the file: only a new segment helps."""
         self.changed = False
         """Another process has removed or cut the file: appended frames are gone."""
+        self.moved = False
+        """It stands elsewhere by now, whole: the next segment begins where readers look for it."""
         try:
             self.size = write_all(self.file, [fmt.encode_preamble(about)])
         except OSError:
@@ -193,11 +207,12 @@ class SegmentWriter:
             except OSError:
                 self.broken = True
             raise
+        self.moved = self.file.moved()
 
     def survivors(self) -> int:
         """Cut a ``changed`` file behind its last whole frame; returns the number of the first event that is gone."""
         try:
-            if os.stat(self.path).st_ino != os.fstat(self.file.fd).st_ino:
+            if self.file.moved():
                 return self.about.first_seq
             found = scan(map_file(self.path), self.path.name)
             self.file.truncate(found.end_offset)

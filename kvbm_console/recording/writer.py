@@ -368,7 +368,7 @@ class Recorder:
 
     def _rotation_is_due(self, growth: int = 0) -> bool:
         """True if the segment is over, or would be with ``growth`` more bytes."""
-        if self._syncer.failed is not None or self._segment.broken:
+        if self._syncer.failed is not None or self._segment.broken or self._segment.moved:
             return True
         return (
             self._segment.size + self._queue.bytes + growth >= self._segment_limit

@@ -58,8 +58,9 @@ class House:
     def begin(self, capacity: int | None, groups: int) -> None:
         source, self.next = self.next, self.next + 1
         for group in range(groups):
+            authority = self.authority if group == 0 else Authority.STREAM  # as a hybrid model's other groups
             answer = self.dispatcher.submit_from(
-                source, None, st.PoolDeclared, 0, group, Tier.G1, "GPU", capacity, BLOCK, self.authority
+                source, None, st.PoolDeclared, 0, group, Tier.G1, "GPU", capacity, BLOCK, authority
             )
             assert isinstance(answer.result, PoolAnswer)
             pool = self.leader.state.pools[answer.result.pool]

@@ -19,6 +19,7 @@ from kvbm_console.core import stimuli as st
 from kvbm_console.core.ids import FinishReason
 from kvbm_console.debug.leases import Leases, WallDeadlines
 from kvbm_console.debug.sessions import Sessions
+from kvbm_console.dispatch import Dispatcher
 from kvbm_console.parts import Parts
 from kvbm_console.recording import files, reader, recover, seal, threads, writer
 from kvbm_console.recording import format as fmt
@@ -26,9 +27,10 @@ from kvbm_console.recording.files import SegmentFile
 from kvbm_console.recording.threads import Syncer, Worker
 from kvbm_console.stream.broadcast import Broadcaster
 from kvbm_console.stream.ring import Ring
+from server import feeding
 from server import recording as recording_method
 from server.daemon import Daemon
-from server.feeding import FeedMethod, RequestNames
+from server.feeding import RequestNames
 
 Planted = Callable[[], AbstractContextManager[object]]
 
@@ -118,7 +120,13 @@ def _() -> Iterator[None]:
 
 @mutant("r03-nobody-notices-a-removed-file", "acknowledged said heals", "directory_removed segment_cut", first=4)
 def _() -> Iterator[None]:
-    with instead(SegmentFile, "check", lambda self, size: None):
+    with instead(SegmentFile, "check", lambda self, size: None), instead(SegmentFile, "moved", lambda self: False):
+        yield
+
+
+@mutant("r03-a-moved-directory-takes-the-rest-along", "acknowledged", "directory_moved", first=44)
+def _() -> Iterator[None]:
+    with instead(SegmentFile, "moved", lambda self: False):
         yield
 
 
@@ -353,18 +361,18 @@ def _() -> Iterator[None]:
 
 @mutant("r23-pools-of-former-lives-stay", "rooms", "client_killed connection_cut", first=1)
 def _() -> Iterator[None]:
-    with instead(FeedMethod, "_abandon", _abandon_for_good):
+    with instead(feeding, "abandon", _abandon_for_good):
         yield
 
 
-def _abandon_for_good(self: FeedMethod, source: int) -> None:
-    service = self._service
-    for slot in [slot for slot in service.state.slots.values() if slot.source == source]:
-        if source not in service.leader.watched:
-            service.dispatcher.submit_from(
+def _abandon_for_good(dispatcher: Dispatcher, source: int) -> None:
+    leader = dispatcher.leader
+    for slot in [slot for slot in leader.state.slots.values() if slot.source == source]:
+        if source not in leader.watched:
+            dispatcher.submit_from(
                 source, None, st.RequestFinished, slot.request, b"", FinishReason.ABORTED
             )
-    service.dispatcher.submit_from(source, None, st.SourceRestarted, True, False)
+    dispatcher.submit_from(source, None, st.SourceRestarted, True, False)
 
 
 # --- debuggers -------------------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ printed.
 """
 
 import hmac
+import ssl
 import stat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
@@ -109,3 +110,14 @@ def server_credentials(certificate: Path, key: Path) -> grpc.ServerCredentials:
         if mark not in data:
             raise UsageError(f"{field} {path} must be in PEM form")
     return grpc.ssl_server_credentials([(secret, chain)])
+
+
+def tls_context(certificate: Path, key: Path) -> ssl.SSLContext:
+    """The same for a server that is not gRPC's. Raises ``UsageError`` for files that do not fit each other."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    try:
+        context.load_cert_chain(certificate, key)
+    except (OSError, ssl.SSLError) as error:
+        why = error.strerror or error
+        raise UsageError(f"tls-cert {certificate} and tls-key {key} cannot be used: {why}") from None
+    return context

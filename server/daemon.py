@@ -14,8 +14,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -41,11 +40,11 @@ from kvbm_console.simulator.embedded import SOURCE, Rig, embed
 from kvbm_console.simulator.link import TOKEN_BYTES, LinkMover
 from kvbm_console.wire.protocol import SERVER_OPTIONS, SERVICE
 
-from .access import AccessRules, read_token, server_credentials
+from .access import AccessRules, read_token, server_credentials, tls_context
 from .control import KeptBreakpoints
 from .lints import LintWatch
-from .options import DaemonOptions, Endpoint
-from .questions import PacedServices, Questions
+from .options import DaemonOptions, Endpoint, host_and_port, is_loopback
+from .questions import PacedServices, Questions, Turn
 from .servicer import ConsoleServicer, Identity
 from .summary import Summary, summarise
 from .taps import TapListener
@@ -105,15 +104,15 @@ class Daemon:
             credentials = server_credentials(options.tls_cert, options.tls_key)
         token = "" if options.token_file is None else read_token(options.token_file)
         self._access = AccessRules(token, read_only=options.read_only)
-        self.endpoint = Endpoint(
-            options.listen, credentials=credentials, remote=credentials is not None and bool(token)
-        )
+        remote = credentials is not None and bool(token)
+        metrics = None if options.metrics is None else self._metrics_server(options.metrics, token, remote=remote)
+        self.endpoint = Endpoint(options.listen, credentials=credentials, remote=remote)
         try:
             self.rig: Rig | None = None
             self.streams: Streams | None = None
             self._made: Path | None = None
             """The file of the sealed recording."""
-            self.metrics: MetricsServer | None = None
+            self.metrics = metrics
             self.spans: SpanExport | None = None
             self.lints: LintWatch | None = None
             self.taps = TapListener(self.address) if self.address.startswith("unix:") else None
@@ -133,6 +132,20 @@ class Daemon:
     def address(self) -> str:
         """The address that it listens on, as clients write it."""
         return self.endpoint.address
+
+    def _metrics_server(self, listen: str, token: str, *, remote: bool) -> MetricsServer:
+        """The server of the metrics: plain on the loopback, behind TLS and the token elsewhere."""
+        host, _ = host_and_port("metrics", listen, remote=remote)
+        secret: dict[str, Any] = {}
+        if not is_loopback(host):
+            assert self.options.tls_cert is not None
+            assert self.options.tls_key is not None
+            secret = {"tls": tls_context(self.options.tls_cert, self.options.tls_key), "token": token}
+
+        def turn() -> Awaitable[Turn]:
+            return self.questions.scrapers.turn("scraper")
+
+        return MetricsServer(listen, self._metrics_page, turn, **secret)
 
     def _metrics_page(self) -> str:
         service = self.service
@@ -242,10 +255,7 @@ class Daemon:
         try:
             self._handle_signals()
             self._open_streams()
-            if self.options.metrics is not None:
-                self.metrics = MetricsServer(
-                    self.options.metrics, self._metrics_page, partial(self.questions.scrapers.turn, "scraper")
-                )
+            if self.metrics is not None:
                 await self.metrics.start()
             if self.taps is not None:
                 self.taps.open()

@@ -48,7 +48,7 @@ class DaemonOptions(msgspec.Struct, kw_only=True):
     publishers: tuple[Publisher, ...] = ()
     """KV-event streams of real engines to follow."""
     metrics: str | None = None
-    """``HOST:PORT`` of the Prometheus exposition."""
+    """``HOST:PORT`` of the Prometheus exposition: of the loopback or, with TLS and a token, of any interface."""
     otlp: str | None = None
     """Address of the OpenTelemetry collector that gets the timelines of requests as spans."""
     speed: float | None = 1.0
@@ -72,7 +72,7 @@ class DaemonOptions(msgspec.Struct, kw_only=True):
     lease_ttl_ns: int = LEASE_TTL_NS
     tls_cert: Path | None = None
     tls_key: Path | None = None
-    """Certificate chain and private key in PEM form; both or neither, and only for ``HOST:PORT``."""
+    """Certificate chain and private key in PEM form; both or neither, and only for ``HOST:PORT``, also of metrics."""
     token_file: Path | None = None
     """Holds the token that grants control over TCP; readable by its owner alone."""
     read_only: bool = False
@@ -88,8 +88,8 @@ class DaemonOptions(msgspec.Struct, kw_only=True):
         require(self.workload is None or not self.publishers, "publishers", "none beside a workload", self.publishers)
         require((self.tls_cert is None) == (self.tls_key is None), "tls-cert", "given together with tls-key",
                 self.tls_cert or self.tls_key)
-        require(self.tls_cert is None or not self.listen.startswith("unix:"), "tls-cert", "used with HOST:PORT only",
-                self.listen)
+        unix = self.listen.startswith("unix:") and self.metrics is None
+        require(self.tls_cert is None or not unix, "tls-cert", "used with HOST:PORT only", self.listen)
         require(self.speed is None or self.speed > 0, "speed", "above 0", self.speed)
         self._require_readable_tiers()
 
@@ -119,7 +119,7 @@ class Endpoint:
             self.address = f"unix:{self._path}"
             self._take_path(self._path)
         else:
-            self._host, self._port = _host_and_port(listen, remote=remote)
+            self._host, self._port = host_and_port("listen", listen, remote=remote)
             self._try_port()
 
     def _take_path(self, path: Path) -> None:
@@ -187,21 +187,26 @@ class Endpoint:
             self._lock = None
 
 
-def _host_and_port(listen: str, *, remote: bool) -> tuple[str, int]:
+def host_and_port(field: str, listen: str, *, remote: bool) -> tuple[str, int]:
     """Host and port; refuses every host that other machines can reach, unless TLS and a token stand before it."""
     host, _, port = listen.rpartition(":")
     host = host.strip("[]")
-    require(bool(host) and port.isascii() and port.isdigit() and int(port) <= 65_535, "listen",
-            "unix:PATH or HOST:PORT with a port up to 65535", listen)
-    if host == "localhost":
-        host = "127.0.0.1"
-    try:
-        loopback = ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        loopback = False
-    if not loopback and not remote:
+    unix = "unix:PATH or " if field == "listen" else ""
+    require(bool(host) and port.isascii() and port.isdigit() and int(port) <= 65_535, field,
+            f"{unix}HOST:PORT with a port up to 65535", listen)
+    host = "127.0.0.1" if host == "localhost" else host
+    if not is_loopback(host) and not remote:
+        kind = "a Unix socket or a loopback address" if unix else "a loopback address"
         raise UsageError(
-            f"listen must be a Unix socket or a loopback address, got {listen!r}: without TLS and a token other "
-            "machines are not served (--tls-cert, --tls-key, --token-file)"
+            f"{field} must be {kind}, got {listen!r}: without TLS and a token other machines are not served "
+            "(--tls-cert, --tls-key, --token-file)"
         )
     return host, int(port)
+
+
+def is_loopback(host: str) -> bool:
+    """True if only this machine can reach an address of this host."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
               help="Follow a real engine's KV events: zmq:HOST:PORT[?replay=PORT&topic=NAME&ranks=N&bind=1], or "
                    "http://HOST:PORT to find them, or lmcache://HOST:PORT?model=NAME. May be given several times.")
 @click.option("--metrics", metavar="HOST:PORT",
-              help="Serve Prometheus metrics at http://HOST:PORT/metrics: totals only, no request is named.")
+              help="Serve Prometheus metrics at http://HOST:PORT/metrics: totals only, no request is named. Beyond the "
+                   "loopback by https, for scrapers that show the token (Authorization: Bearer).")
 @click.option("--otlp", metavar="ENDPOINT",
               help="Send the timelines of requests as OpenTelemetry spans to http://HOST:PORT (OTLP over HTTP).")
 @click.option("--listen", type=Listen(), metavar="ADDRESS",

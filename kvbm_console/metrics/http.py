@@ -3,12 +3,16 @@
 Each connection waits for a turn before it is answered, and later connections wait in the kernel's queue. So scrapers
 spend a bounded share of the loop's time, however often they ask.
 
+With ``tls`` the connections are encrypted and, with ``token``, a request must show it (``Authorization: Bearer``).
+
 Law of this file: a request is bounded in bytes and time, the answer is one page, and nothing else can be asked.
 """
 
 import asyncio
 import contextlib
+import hmac
 import socket
+import ssl
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, Final
@@ -34,7 +38,8 @@ class MetricsServer:
     """
 
     def __init__(
-        self, listen: str, page: Callable[[], str], turn: Callable[[], Awaitable[Any]] | None = None
+        self, listen: str, page: Callable[[], str], turn: Callable[[], Awaitable[Any]] | None = None, *,
+        tls: ssl.SSLContext | None = None, token: str = "",
     ) -> None:
         host, _, port = listen.rpartition(":")
         if not host or not (port.isascii() and port.isdigit() and int(port) <= 65_535):
@@ -43,10 +48,12 @@ class MetricsServer:
         self._listen = listen
         self._page = page
         self._turn = turn
+        self._tls = tls
+        self._token = token.encode()
         self._socket: socket.socket | None = None
         self._accepting: asyncio.Task[None] | None = None
         self._answering: set[asyncio.Task[None]] = set()
-        self._silent: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
+        self._silent: dict[asyncio.Task[None], None] = {}
         """The connections that have not asked yet, the oldest first."""
         self._closing: set[asyncio.Task[None]] = set()
         """The connections that made way and have not ended."""
@@ -89,49 +96,64 @@ class MetricsServer:
                 continue
             try:
                 turn = None if self._turn is None else await self._turn()
-                reader = asyncio.StreamReader(limit=REQUEST_BYTES_MAX)
-                transport, protocol = await loop.connect_accepted_socket(
-                    partial(asyncio.StreamReaderProtocol, reader), connection
-                )
-            except BaseException as error:
+            except BaseException:
                 connection.close()
-                if isinstance(error, OSError):
-                    continue
                 raise
-            writer = asyncio.StreamWriter(transport, protocol, reader, loop)
-            task = loop.create_task(self._answer(reader, writer, turn))
+            opened: list[asyncio.BaseTransport] = []
+            task = loop.create_task(self._answer(connection, opened, turn))
             self._answering.add(task)
             # A task that is cancelled before its first step never comes to its end.
-            task.add_done_callback(partial(self._ended, transport))
+            task.add_done_callback(partial(self._ended, connection, opened))
 
-    def _ended(self, transport: asyncio.Transport, task: asyncio.Task[None]) -> None:
-        transport.abort()
+    def _ended(
+        self, connection: socket.socket, opened: list[asyncio.BaseTransport], task: asyncio.Task[None]
+    ) -> None:
         self._answering.discard(task)
+        if not opened:
+            connection.close()
 
-    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, turn: Any) -> None:
+    async def _answer(self, connection: socket.socket, opened: list[asyncio.BaseTransport], turn: Any) -> None:
+        """Answer a connection. The handshake is part of its time, so a silent one keeps no other waiting."""
         task: asyncio.Task[None] | None = asyncio.current_task()
         assert task is not None
         crowded = len(self._answering) - len(self._closing) > CONNECTIONS_MAX and not self._close_oldest()
-        self._silent[task] = writer
+        self._silent[task] = None
+        writer: asyncio.StreamWriter | None = None
         try:
+            async with asyncio.timeout(REQUEST_SECONDS_MAX):
+                reader, writer = await self._open(connection)
+                opened.append(writer.transport)
+                head = b"" if crowded else await reader.readuntil(b"\r\n\r\n")
+            self._silent.pop(task, None)
             if crowded:
                 writer.write(_response("503 Service Unavailable", "too many scrapers at once\n"))
             else:
-                async with asyncio.timeout(REQUEST_SECONDS_MAX):
-                    head = await reader.readuntil(b"\r\n\r\n")
-                self._silent.pop(task, None)
                 with contextlib.nullcontext() if turn is None else turn.working():
                     writer.write(self._respond(head))
             async with asyncio.timeout(REQUEST_SECONDS_MAX):
                 await writer.drain()
         except (TimeoutError, OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, asyncio.CancelledError):
-            pass  # only ``close`` cancels, and asyncio would log a stream whose task was cancelled
+            pass  # asyncio would log a stream whose task was cancelled, by ``close`` or by a crowd
         finally:
-            writer.close()
-            with contextlib.suppress(OSError):
-                await writer.wait_closed()
+            if writer is not None:
+                await self._part(writer)
             self._silent.pop(task, None)
             self._closing.discard(task)
+
+    async def _open(self, connection: socket.socket) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        loop = asyncio.get_running_loop()
+        reader = asyncio.StreamReader(limit=REQUEST_BYTES_MAX)
+        transport, protocol = await loop.connect_accepted_socket(
+            partial(asyncio.StreamReaderProtocol, reader), connection, ssl=self._tls
+        )
+        return reader, asyncio.StreamWriter(transport, protocol, reader, loop)
+
+    async def _part(self, writer: asyncio.StreamWriter) -> None:
+        writer.close()
+        with contextlib.suppress(TimeoutError, OSError):
+            async with asyncio.timeout(REQUEST_SECONDS_MAX):
+                await writer.wait_closed()
+        writer.transport.abort()
 
     def _close_oldest(self) -> bool:
         """Close the oldest connection that has not asked; False if all have."""
@@ -139,7 +161,8 @@ class MetricsServer:
         if oldest is None:
             return False
         self._closing.add(oldest)
-        self._silent.pop(oldest).transport.abort()  # it reads the end of its request
+        del self._silent[oldest]
+        oldest.cancel()
         return True
 
     def _respond(self, head: bytes) -> bytes:
@@ -148,7 +171,19 @@ class MetricsServer:
             return _response("405 Method Not Allowed", "only GET /metrics\n")
         if words[1].split(b"?")[0] != b"/metrics":
             return _response("404 Not Found", "only GET /metrics\n")
+        if self._token and not _shows(head, self._token):
+            return _response("401 Unauthorized", "show the token: Authorization: Bearer TOKEN\n")
         return _response("200 OK", self._page(), head_only=words[0] == b"HEAD")
+
+
+def _shows(head: bytes, token: bytes) -> bool:
+    """True if the head of a request shows this token."""
+    for line in head.split(b"\r\n")[1:]:
+        name, _, value = line.partition(b":")
+        scheme, _, shown = value.strip().partition(b" ")
+        if name.strip().lower() == b"authorization" and scheme.lower() == b"bearer":
+            return hmac.compare_digest(shown.strip(), token)
+    return False
 
 
 def _response(status: str, text: str, *, head_only: bool = False) -> bytes:

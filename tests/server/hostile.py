@@ -233,6 +233,8 @@ FIELDS: Final[dict[str, Draw]] = {
     "output_limit": lambda liar, told: liar.one(0, 0, 8, 100),
     "priority": lambda liar, told: liar.one(0, 0, 1, -3),
     "session": lambda liar, told: liar.one(None, "s"),
+    "sends": lambda liar, told: liar.one(None, None, "x"), "receives": lambda liar, told: liar.one(None, None, "x"),
+    "age_ns": lambda liar, told: liar.one(0, 0, None, 5, liar.dice.randrange(10_000)),
     "computed_tokens": lambda liar, told: BLOCK * liar.one(0, 0, 0, 1, 2, 6),
     "external_tokens": _external,
     "awaits_start": lambda liar, told: liar.one(False, True),
@@ -319,7 +321,7 @@ ODDITIES: Final[dict[str, Draw]] = {
         "prompt_tokens", "output_limit", "priority", "computed_tokens", "external_tokens", "iteration", "count",
         "running", "waiting", "operation", "epoch", "rank", "pool", "source_pool", "target_pool", "first", "last",
         "entry", "tokens", "copy", "blocks", "size_bytes", "took_ns", "group", "place", "below", "dp_rank",
-        "capacity_blocks", "block_tokens",
+        "capacity_blocks", "block_tokens", "age_ns",
     ), _number),
     **dict.fromkeys((
         "partial_ids", "appended_ids", "stored", "removed", "places", "chains", "parents", "marked", "contents",

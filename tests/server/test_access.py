@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import signal
 import socket
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -21,6 +22,7 @@ from kvbm_console.client.questions import translated
 from kvbm_console.core.config import BreakpointSpec
 from kvbm_console.core.errors import ConnectionLost, Refused, UsageError
 from kvbm_console.core.ids import SlotState
+from kvbm_console.metrics.http import CONNECTIONS_MAX
 from kvbm_console.stream.verbs import SetBreakpoint
 from kvbm_console.wire.protocol import ROLE_OF, method_path
 from kvbm_console.wire.v1 import console_pb2 as pb
@@ -28,6 +30,7 @@ from server.access import read_token
 from server.daemon import Daemon
 from server.options import Endpoint
 from tests.cli.programs import run
+from tests.metrics.test_exposition import page
 from tests.server.daemons import Process, certificate_in, options_for, process, running, socket_directory
 
 TOKEN = "0123456789abcdef0123456789abcdef"
@@ -271,6 +274,56 @@ def test_f26_beyond_the_loopback_only_with_tls_and_a_token(
         assert done.stdout == ""
     endpoint = Endpoint("0.0.0.0:0", remote=True)
     endpoint.close()
+
+
+@pytest.mark.fault
+def test_f26_metrics_beyond_the_loopback_only_with_tls_and_a_token(
+    tmp_path: Path, certificate: tuple[Path, Path], token_file: Path
+) -> None:
+    cert, key = certificate
+    tls = ("--tls-cert", str(cert), "--tls-key", str(key))
+    for host, flags in (("0.0.0.0", ()), ("[::]", tls), ("example.org", ("--token-file", str(token_file)))):
+        done = run(tmp_path, "serve", "--listen", f"unix:{tmp_path}/s", "--metrics", f"{host}:0", *flags)
+        assert done.returncode == 2
+        assert "metrics must be a loopback address" in done.stderr
+        assert "without TLS and a token other machines are not served" in done.stderr
+        assert not (tmp_path / "s").exists()
+
+
+@pytest.mark.asyncio
+async def test_metrics_for_other_machines_are_encrypted_and_need_the_token(
+    certificate: tuple[Path, Path], token_file: Path
+) -> None:
+    cert, key = certificate
+    flags = {"tls_cert": cert, "tls_key": key, "token_file": token_file}
+    async with tcp_daemon(metrics="0.0.0.0:0", **flags) as daemon:
+        assert daemon.metrics is not None
+        port = daemon.metrics.port
+        silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2 * CONNECTIONS_MAX)]
+        context = ssl.create_default_context(cafile=str(cert))
+
+        async def scrape(*headers: str) -> bytes:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context)
+            writer.write("\r\n".join(("GET /metrics HTTP/1.1", *headers, "", "")).encode())
+            answer = await reader.read()
+            writer.close()
+            return answer
+
+        assert (await scrape()).startswith(b"HTTP/1.1 401 Unauthorized")
+        assert (await scrape("Authorization: Bearer wrong")).startswith(b"HTTP/1.1 401 Unauthorized")
+        answer = await scrape(f"authorization: Bearer {TOKEN}")
+        assert answer.startswith(b"HTTP/1.1 200 OK")
+        assert b"kvbm_" in answer
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET /metrics HTTP/1.1\r\n\r\n")
+        with contextlib.suppress(ConnectionError):
+            assert b"kvbm_" not in await reader.read(), "nothing is said in the clear"
+        for _, each in [*silent, (reader, writer)]:
+            each.close()
+    async with tcp_daemon(metrics="127.0.0.1:0", **flags) as daemon:
+        assert daemon.metrics is not None
+        status, _ = await page(daemon.metrics.port)
+        assert status == b"HTTP/1.1 200 OK", "on the loopback they are plain"
 
 
 @pytest.mark.asyncio

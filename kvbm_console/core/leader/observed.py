@@ -364,8 +364,8 @@ def _published(decider: Decider, pool: PoolFacts, request: str, places: list[int
 def _holds(pool: PoolFacts, slot: SlotFacts, ids: list[int], hashes: list[int]) -> bool:
     """True if these places hold these blocks, which are the slot's next ones, and the slot has none of the places."""
     known = slot.hashes[slot.filled_blocks : slot.filled_blocks + len(ids)]
-    complete = slot.filled_blocks <= len(slot.hashes)
-    return complete and hashes[: len(known)] == known and set(ids).isdisjoint(slot.device_blocks) and all(
+    fits = slot.filled_blocks <= len(slot.hashes) and len(set(ids)) == len(ids)
+    return fits and hashes[: len(known)] == known and set(ids).isdisjoint(slot.device_blocks) and all(
         place < len(pool) and pool.hash_of[place] == key and pool.content[place] == READY
         for place, key in zip(ids, hashes, strict=True)
     )

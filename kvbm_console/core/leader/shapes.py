@@ -93,11 +93,12 @@ def _copies(decider: Decider, s: st.CopiesObserved) -> None:
 
 
 def check_report(pool: PoolFacts, s: st.BlocksReported) -> None:
-    """Refuse places and hashes of the device of a watched engine that do not fit each other."""
+    """Refuse places and hashes of the device of a watched engine that do not fit each other. A step may give a place
+    out twice."""
     places, stored = unpack_ids(s.places), unpack_hashes(s.stored)
     if s.removed or EMPTY_HASH in stored or (stored and len(stored) != len(places)):
         raise Refused(f"{len(stored)} hashes do not fit {len(places)} places of pool {pool.info.pool}")
-    _check_places(pool, places, once=bool(s.request and stored))
+    _check_places(pool, places, once=False)
 
 
 _LOOKS: Final[dict[type[st.Stimulus], Callable[[Decider, Any], None]]] = {

@@ -3,18 +3,21 @@
 Law of this file: a finding exits 1, and a note alone exits 0.
 """
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import click
 
-from kvbm_console.cli.ask import RECORDING, RUN, evidence_from
-from kvbm_console.cli.output import duration, number, print_result, progress, share
+from kvbm_console.cli.ask import RUN, evidence_from
+from kvbm_console.cli.output import duration, number, print_result, progress, share, table
 from kvbm_console.cli.params import format_option, target_option
+from kvbm_console.core.errors import UsageError
 
 if TYPE_CHECKING:
     from kvbm_console.analysis.diagnosis import Diagnosis
     from kvbm_console.analysis.lints import Finding
+    from kvbm_console.engines.witness import WitnessCheck, WitnessReport
 
 MARKS: Final = ("!!", " ‖", " !", " ·")
 """Level to the mark that the console's screens show, too."""
@@ -25,24 +28,57 @@ WIDTH: Final = 100
 """Columns of an explanation, for comfortable reading."""
 
 
+SETTLE_S: Final = 1.0
+"""An engine tells its metrics within this time after the step that it published."""
+
+
+class Evidenced(click.Path):
+    """A recording, or the ``http://`` address of an engine."""
+
+    def convert(
+        self, value: "str | os.PathLike[str]", param: click.Parameter | None, ctx: click.Context | None
+    ) -> "str | bytes | os.PathLike[str]":
+        """The text of an address, or the path of a file that exists."""
+        if str(value).startswith(("http://", "https://")):
+            return str(value)
+        return super().convert(value, param, ctx)
+
+
 @click.command()
-@RECORDING
+@click.argument("place", metavar="[DIR-or-FILE|http://HOST:PORT]", required=False,
+                type=Evidenced(exists=True, path_type=Path))
 @RUN
 @target_option
 @click.option("--brief", is_flag=True, help="One line for each problem, without explanation.")
+@click.option("--seconds", type=click.FloatRange(0, 3600, min_open=True), metavar="N",
+              help="Follow an engine's event stream for N seconds before it is compared.  [default: 3]")
 @format_option("text", "json")
 @click.pass_context
 def doctor(
-    ctx: click.Context, path: Path | None, run: str | None, target: str | None, brief: bool, form: str
+    ctx: click.Context, place: Path | str | None, run: str | None, target: str | None, brief: bool,
+    seconds: float | None, form: str,
 ) -> None:
     """Find problems that need a person: stuck requests, silent copies, full tiers, thrash, lost events and more.
 
     Reads a whole recording, or the events that a live daemon still holds. Findings are listed worst first, each with
     its event, its meaning and a remedy. Exit 0 without a finding, 1 otherwise.
+
+    With the address of an engine, compares what its event stream says with its own /metrics, and names the side that
+    is wrong. Exit 0 without a difference, 1 otherwise.
     """
+    if isinstance(place, str):
+        if run is not None or target is not None:
+            raise UsageError(f"--run and --target go with recordings and daemons, and {place} is an engine")
+        from kvbm_console.cli.ask import run as run_task
+
+        reports = run_task(_compare(place, 3.0 if seconds is None else seconds))
+        print_result(form, reports, lambda: [line for report in reports for line in _compared(report, brief=brief)])
+        ctx.exit(0 if all(report.ok for report in reports) else 1)
+    if seconds is not None:
+        raise UsageError("--seconds needs the http:// address of an engine")
     from kvbm_console.analysis.diagnosis import diagnose, document
 
-    diagnosis = diagnose(evidence_from(path, target, run), progress())
+    diagnosis = diagnose(evidence_from(place, target, run), progress())
     print_result(form, document(diagnosis), lambda: _lines(diagnosis, brief=brief))
     ctx.exit(0 if diagnosis.ok else 1)
 
@@ -129,3 +165,90 @@ def _summary(diagnosis: "Diagnosis") -> str:
         thrash = share(diagnosis.thrash_blocks, diagnosis.evicted_blocks)
         looked += f", thrash {thrash} of {number(diagnosis.evicted_blocks)} evicted blocks"
     return f"{', '.join(found) if found else 'nothing wrong'} in {looked}"
+
+
+# --- an engine ---
+
+
+async def _compare(address: str, seconds: float) -> "list[WitnessReport]":
+    """Follow the publishers of an engine for a while, then compare each rank with the engine's page."""
+    import itertools
+    import time
+
+    import anyio
+    import anyio.to_thread
+    import msgspec
+
+    from kvbm_console.cli.streams import find_publishers
+    from kvbm_console.core.config import LeaderConfig
+    from kvbm_console.core.leader import Leader
+    from kvbm_console.core.snapshots import decode_facts, encode_facts
+    from kvbm_console.dispatch import Dispatcher
+    from kvbm_console.engines.exposition import read_page
+    from kvbm_console.engines.kv_events.zmq_source import Streams
+    from kvbm_console.engines.witness import COUNTED, Heard, compare
+
+    found = find_publishers(address)
+    page = next((publisher.metrics for publisher in found if publisher.metrics is not None), None)
+    if page is None:
+        raise UsageError(f"{address} has no metrics that can be read beside its events")
+    publishers = [msgspec.structs.replace(publisher, metrics=None) for publisher in found]
+    dispatcher = Dispatcher(Leader(LeaderConfig()), time.monotonic_ns)
+    sources = itertools.count(1)
+    streams = Streams(publishers, dispatcher, lambda: next(sources))
+    streams.open()
+    async with anyio.create_task_group() as group:
+        group.start_soon(streams.run)
+        await anyio.sleep(seconds)
+        before = await anyio.to_thread.run_sync(read_page, page, COUNTED)
+        await anyio.sleep(SETTLE_S)
+        state = decode_facts(encode_facts(dispatcher.leader.state))
+        heard = [
+            Heard(
+                taker.source, taker.label, taker.dp_rank, taker.counts.batches,
+                not (taker.counts.gaps or taker.counts.doubts or taker.counts.restarts), taker.counts.clears > 0,
+            )
+            for source in streams.sources for taker in source.takers
+        ]
+        await anyio.sleep(SETTLE_S)
+        after = await anyio.to_thread.run_sync(read_page, page, COUNTED)
+        group.cancel_scope.cancel()
+    return [compare(address, before, after, state, each) for each in heard]
+
+
+def _compared(report: "WitnessReport", *, brief: bool) -> list[str]:
+    """The checks of a rank as text."""
+    part = "all messages since the engine began" if report.complete else "not all messages since the engine began"
+    held = "no block" if report.resident_blocks is None else f"{number(report.resident_blocks)} blocks on the device"
+    lines = [f"{report.publisher} rank {report.rank}: {number(report.messages)} messages, {part}, {held}"]
+    shown = [check for check in report.checks if not brief or check.verdict == "differs"]
+    if shown:
+        rows = [(check.check, _said(check, check.ours), _engines(check), check.verdict) for check in shown]
+        lines += table(("check", "stream", "metrics", ""), rows)
+    for check in report.checks:
+        if check.verdict == "differs":
+            who = "the engine's event stream" if check.culprit == "stream" else "this reader"
+            lines.append(f"{MARKS[2]} {check.check}: {who} is wrong, because {check.because}")
+        elif check.verdict == "unknown" and not brief:
+            lines.append(f"{MARKS[3]} {check.check}: unknown, because {check.because}")
+    differing = sum(check.verdict == "differs" for check in report.checks)
+    agreeing = sum(check.verdict == "agrees" for check in report.checks)
+    lines.append(f"{differing} of {differing + agreeing} checks differ" if differing else f"{agreeing} checks agree")
+    return lines
+
+
+def _said(check: "WitnessCheck", value: int | None) -> str:
+    return "–" if value is None else f"{number(value)} {check.unit}"
+
+
+def _engines(check: "WitnessCheck") -> str:
+    least, most = check.least, check.most
+    if least is None and most is None:
+        return "–"
+    if least == most:
+        return _said(check, least)
+    if most is None:
+        return f"at least {_said(check, least)}"
+    if not least:
+        return f"at most {_said(check, most)}"
+    return f"{number(least)} to {_said(check, most)}"

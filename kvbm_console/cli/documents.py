@@ -494,6 +494,7 @@ def documents() -> dict[str, Any]:
     from kvbm_console.client.draining import DrainReport
     from kvbm_console.engines.conformance.rules import Conformance
     from kvbm_console.engines.dynamo import DynamoImported
+    from kvbm_console.engines.witness import WitnessReport
     from kvbm_console.planning.calibrate import Calibration
     from kvbm_console.recording.info import RecordingInfo
     from kvbm_console.recording.options import RecorderStatus
@@ -511,7 +512,7 @@ def documents() -> dict[str, Any]:
         "rec cut": Made, "rec merge": Made, "rec info": RecordingInfo, "rec verify": VerifyReport,
         "rec recover": list[RecoveredRow], "rec index": list[Indexed], "rec diff": Difference, "rec export": Exported,
         "rec import dynamo": DynamoImported, "rec import kv-events": Imported, "rec capture": list[Captured],
-        "compare": Comparison, "calibrate": Calibration, "why": Explanation, "doctor": Doctor,
+        "compare": Comparison, "calibrate": Calibration, "why": Explanation, "doctor": Doctor | list[WitnessReport],
         "conform": list[Conformance], "explore vllm": Exploration, "explore leader": Exploration,
         "config show": Configuration,
     }

@@ -23,7 +23,7 @@ import math
 import re
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -122,8 +122,8 @@ _DECLARED: Final = re.compile(r"# TYPE ([a-zA-Z_:][\w:]{0,127}) counter")
 _LABEL: Final = re.compile(r'([a-zA-Z_]\w{0,63})="((?:[^"\\]|\\.){0,256})"')
 
 
-def samples(page: str) -> Iterator[PageSample]:
-    """The samples of a page whose names have a rule.
+def samples(page: str, wanted: Container[str] = _WANTED) -> Iterator[PageSample]:
+    """The samples of a page whose names are wanted, which are those that have a rule.
 
     >>> [found.value for found in samples('vllm:num_requests_running{engine="0"} 3.0')]
     [3.0]
@@ -132,12 +132,12 @@ def samples(page: str) -> Iterator[PageSample]:
     for line in page.split("\n"):
         if line.startswith("#"):
             declared = _DECLARED.fullmatch(line.strip())
-            if declared is not None and declared[1] in _WANTED and count < SAMPLES_MAX:
+            if declared is not None and declared[1] in wanted and count < SAMPLES_MAX:
                 count += 1
                 yield PageSample(declared[1], {}, 0.0)
             continue
         match = _LINE.fullmatch(line.strip())
-        if match is None or match[1] not in _WANTED:
+        if match is None or match[1] not in wanted:
             continue
         try:
             value = float(match[3])
@@ -156,7 +156,7 @@ def measures(found: Sequence[PageSample], *, rank: int = 0, block_tokens: int | 
     ``FIRST_TOKEN_NS`` is the sum over all requests here; ``RateWindow`` makes a mean of it.
     """
     by_name: dict[str, list[PageSample]] = {}
-    for sample in _of_rank(found, rank):
+    for sample in of_rank(found, rank):
         by_name.setdefault(sample.name, []).append(sample)
     sizes = [sample.value for sample in by_name.get(PAGE_SIZE, ()) if sample.value >= 1]
     size = sizes[0] if sizes else block_tokens
@@ -185,7 +185,8 @@ def _number(rule: MeasureRule, sample: PageSample) -> float | None:
     return float(text) if text.isascii() and text.isdigit() and len(text) < 16 else None
 
 
-def _of_rank(found: Sequence[PageSample], rank: int) -> Iterator[PageSample]:
+def of_rank(found: Sequence[PageSample], rank: int) -> Iterator[PageSample]:
+    """The samples of a data-parallel rank, of the first process of its tensor and pipeline parallelism."""
     ranks = {label: {sample.labels[label] for sample in found if label in sample.labels} for label in _RANKS}
     for sample in found:
         labels = sample.labels
@@ -307,12 +308,12 @@ class Scraper:
             rank.report(values)
 
 
-def read_page(url: str) -> list[PageSample]:
-    """The samples of an engine's page. Raises ``ConnectionLost`` and ``UsageError``."""
+def read_page(url: str, wanted: Container[str] = _WANTED) -> list[PageSample]:
+    """The wanted samples of an engine's page. Raises ``ConnectionLost`` and ``UsageError``."""
     host, port, tls = split_server(url)
     status, body = fetch(url, host, port, tls, "/metrics", timeout_s=SCRAPE_TIMEOUT_S, bytes_max=PAGE_BYTES_MAX)
     if status == 404:
         raise UsageError(f"{url} has no /metrics; SGLang serves its metrics with --enable-metrics")
     if status != 200:
         raise ConnectionLost(f"{url}/metrics answers with status {status}")
-    return list(samples(body.decode(errors="replace")))
+    return list(samples(body.decode(errors="replace"), wanted))

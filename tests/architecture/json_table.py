@@ -35,13 +35,20 @@ def text() -> str:
         by_kind.setdefault(repr(kind), (kind, []))[1].append(command)
     lines = [HEAD]
     for kind, commands in by_kind.values():
-        lines += [f"## {', '.join(f'`{command}`' for command in commands)}", "", _about(kind), ""]
-        lines += ["| key | type | says |", "|---|---|---|", *_rows(kind, ""), ""]
+        lines += [f"## {', '.join(f'`{command}`' for command in commands)}", ""]
+        for one in _kinds(kind):
+            lines += [_about(one), "", "| key | type | says |", "|---|---|---|", *_rows(one, ""), ""]
     lines += ["## Commands whose keys stand elsewhere", ""]
     lines += [f"- `{command}`: {words}" for command, words in documents.ELSEWHERE.items()]
     lines += ["", "## Commands without a document", ""]
     lines += [f"- `{command}`: {why}" for command, why in documents.INTERACTIVE.items()]
     return "\n".join(lines) + "\n"
+
+
+def _kinds(kind: Any) -> list[Any]:
+    """The documents of a command that has several; a document that may be null is one."""
+    several = [one for one in typing.get_args(kind) if typing.get_origin(kind) is types.UnionType]
+    return [kind] if type(None) in several or not several else several
 
 
 def _about(kind: Any) -> str:

@@ -56,7 +56,7 @@ TAP: Final = (
 """The flags that load the tap. The README describes the tap beside or around another connector."""
 
 
-LEVELS: Final = " A KV-event stream names no request (level 1); the tap (level 2) does: see README"
+LEVELS: Final = " An event stream names no request. The tap in the engine does: see README."
 
 
 class View:
@@ -358,7 +358,7 @@ class Desk:
             synced += mirror.progress.silence_ns(mono) or 0
         return frame.StatusRow(
             pill=pill, pill_role=role, target=target.target if target else "–", note=note,
-            run=target.run if target else 0, iteration=state.iteration if state else None,
+            run=target.run if target else 0, iteration=None if state is None or state.streams_only else state.iteration,
             clock=self.times.head(self.now_ns, date=self.recording) if state else "", socket=self.socket,
             rate=self.rate,
             lag=None if state is None or self.recording else mirror.progress.lag_events(mirror.next_seq),

@@ -157,8 +157,8 @@ def test_a_view_of_requests_says_which_level_has_them(house: House, view: int, s
     one = desk(house)
     one.go(view)
     text = everything(one, *size)
-    assert "(level 1)" in text
-    assert "tap (level 2)" in text
+    assert "An event stream names no request" in text
+    assert "The tap in the engine does" in text
     assert ("kvbm_console.tap.vllm" in text) == (view == WHY)
     assert all(row.text.rstrip()[-1:] != "…" for row in one.shown)
 
@@ -174,7 +174,7 @@ def test_a_target_with_requests_is_not_told_of_levels() -> None:
     one = desk_of()
     for view in (SLOTS, SLOT, TIMELINE, TRANSFERS):
         one.go(view)
-        assert "(level 1)" not in everything(one)
+        assert "An event stream names no request" not in everything(one)
 
 
 def test_many_ranks_are_scrolled(house: House) -> None:

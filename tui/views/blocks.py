@@ -126,20 +126,20 @@ def _lives(desk: Desk, state: CacheState, pool: PoolFacts, width: int) -> list[L
     mark = "?" if uncertain(state, pool.info.source) else ""
     ended, stored, again = sum(chains.lived), chains.stored_blocks, sum(chains.again.values())
     half, most = chains.lived_within(0.5), chains.lived_within(0.9)
-    row = Row().put("   ").put(cut(medium_name(pool, rank=False), 20), "text").to(23)
+    row = Row().put("   ").put(cut(medium_name(pool, rank=False), 14), "text").to(17)
     if not ended:
         row.put("nothing evicted yet", "muted")
         return [row.line("", width)]
     row.put(f"half lived under {spoken(half)}, 90 % under {spoken(most)}{mark}", "text")
-    row.put(f"   of {plural(ended, 'eviction')}", "muted")
+    row.put(f" of {plural(ended, 'eviction')}", "muted")
     lines = [row.line("", width)]
     soon = chains.again_within(WASTE_NS)
-    row = Row().to(23).put(f"stored again {percent(again, stored)}{mark}", "caution" if 4 * again > stored else "text")
-    row.put(f" of {plural(stored, 'stored block')}, {count(soon)} within {spoken(WASTE_NS)} of the eviction", "muted")
+    row = Row().to(17).put(f"stored again {percent(again, stored)}{mark}", "caution" if 4 * again > stored else "text")
+    row.put(f" of {count(stored)}, {count(soon)} within {spoken(WASTE_NS)} of the eviction", "muted")
     lines.append(row.line("", width))
     kept = kept_by(state, pool)
     if kept:
-        row = Row().to(23).put("larger", "muted")
+        row = Row().to(17).put("larger", "muted")
         for factor, blocks in kept:
             row.put(f"  {factor:g}x ", "muted").put(f"{percent(blocks, stored)}{mark}", "text")
         lines.append(row.put("  of them kept", "muted").line("", width))

@@ -381,9 +381,13 @@ class ZmqSource:
         if want > 0 and (replay.complete if first is None else first[0] == want - 1 and not taker.is_last(*first)):
             taker.restart()  # the message before is gone or has other bytes, so this is a new incarnation
             replay = await self._fetch(0)
+        turn_ends = self._monotonic() + SLICE_S
         for seq, payload in replay.messages:
             if seq >= taker.next_seq:
                 self._hand_over(line, self.publisher.topic.encode(), seq, payload, replayed=True)
+            if self._monotonic() >= turn_ends:
+                await asyncio.sleep(0)
+                turn_ends = self._monotonic() + SLICE_S
         line.replayed = {seq: _digest(payload) for seq, payload in replay.messages}
 
     async def _fetch(self, start: int) -> _Replayed:

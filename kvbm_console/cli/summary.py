@@ -58,7 +58,7 @@ def live_line(state: CacheState) -> str:
 def _stream_line(state: CacheState) -> str:
     """The line for followed event streams: a ``?`` marks counts that a loss has made doubtful."""
     media: dict[str, tuple[int, bool]] = {}
-    for pool in state.pools:
+    for pool in state.counted(state.pools):
         blocks, doubt = media.get(pool.info.medium, (0, False))
         doubt = doubt or pool.info.source in state.lost_sources
         media[pool.info.medium] = (blocks + pool.resident_blocks, doubt)

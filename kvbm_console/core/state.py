@@ -6,6 +6,8 @@ checks the conditions of its consistency and raises ``FoldError``; it never deci
 """
 
 from collections.abc import Sequence
+from itertools import islice
+from typing import Final
 
 import msgspec
 
@@ -28,6 +30,12 @@ from kvbm_console.core.ids import (
 )
 from kvbm_console.core.slots import CandidateFacts, ConnectorFacts, OperationFacts, SlotFacts
 from kvbm_console.core.tiers import GONE, EngineFacts, PoolFacts
+
+ALIKE_LEAST: Final = 32
+ALIKE_SHARE: Final = 0.9
+ALIKE_SAMPLE: Final = 1_000
+"""Blocks of a device that are compared with another device, and the share of them that must be there: see
+``tapped_as``."""
 
 
 class Totals(msgspec.Struct, array_like=True):
@@ -190,6 +198,48 @@ class CacheState:
     def living(self, pools: Sequence[PoolFacts]) -> Sequence[PoolFacts]:
         """Those of engines that go on; all of them where every engine ended, so that the last stays readable."""
         return [pool for pool in pools if not self.has_ended(pool.info.source)] or pools
+
+    def counted(self, pools: Sequence[PoolFacts]) -> Sequence[PoolFacts]:
+        """The living pools that hold each block once, so that their counts may be added.
+
+        A stream's pool is left out if a tap reports the same engine (``tapped_as``), or if it is a part of a shared
+        pool whose own publisher reports, too. Engines name such a medium ``CPU REMOTE pool``, as its publisher does.
+        """
+        streams = {pool.info.source for pool in self.pools
+                   if pool.info.authority is Authority.STREAM and not self.has_ended(pool.info.source)}
+        shared = streams - {pool.info.source for pool in self.pools if not pool.info.remote}
+        media = {pool.info.medium for pool in self.pools if pool.info.source in shared}
+        tapped = {source: self.tapped_as(source) for source in streams}
+        tiers = {(pool.info.source, pool.info.tier) for pool in self.pools if pool.info.authority is Authority.OBSERVED}
+        return [
+            pool for pool in self.living(pools)
+            if pool.info.authority is not Authority.STREAM or not (
+                (tapped.get(pool.info.source), pool.info.tier) in tiers
+                or (pool.info.medium in media and pool.info.source not in shared)
+            )
+        ]
+
+    def tapped_as(self, source: int) -> int | None:
+        """The tapped engine whose device has the same blocks as this stream's, so that both are one engine.
+
+        Neither side names the other. A device changes with each step, so both must agree in most of their hashes. Few
+        blocks prove nothing, because engines with one seed of hashes may serve the same prompt.
+        """
+        mine = next((pool for pool in self.pools if pool.info.source == source and pool.info.tier is Tier.G1), None)
+        if mine is None or len(mine.by_hash) < ALIKE_LEAST or self.has_ended(source):
+            return None
+        sample = list(islice(mine.by_hash, ALIKE_SAMPLE))
+        for pool in self.pools:
+            info = pool.info
+            if info.authority is not Authority.OBSERVED or info.tier is not Tier.G1 or self.has_ended(info.source):
+                continue
+            sizes = len(mine.by_hash), len(pool.by_hash)
+            found = sum(key in pool.by_hash for key in sample)
+            if info.group == mine.info.group and min(sizes) >= ALIKE_SHARE * max(sizes) and (
+                found >= ALIKE_SHARE * len(sample)
+            ):
+                return info.source
+        return None
 
     def has_ended(self, source: int) -> bool:
         """True if no more reports come from a source."""

@@ -71,6 +71,11 @@ class PoolInfo(msgspec.Struct, frozen=True):
     block_tokens: int
     authority: Authority
 
+    @property
+    def remote(self) -> bool:
+        """True for a part of a pool that engines share, whose medium has the second word ``REMOTE``."""
+        return self.medium.partition(" ")[2].partition(" ")[0] == "REMOTE"
+
 
 class EngineFacts(msgspec.Struct, array_like=True):
     """The numbers that an engine told last on its own metrics page, and when; and the first of this incarnation."""

@@ -109,7 +109,9 @@ def collect(scrape: Scrape) -> list[Family]:
 def _tiers(scrape: Scrape) -> Iterator[Sample]:
     state = scrape.state
     for (tier, medium), declared in _by_medium(state).items():
-        pools = state.living(declared)
+        pools = state.counted(declared)
+        if not pools:
+            continue  # another medium of the same engine has these blocks
         labels = {"tier": tier.label, "medium": medium}
         capacities = [state.capacity_of(pool) for pool in pools]
         known = None not in [pool.info.capacity_blocks for pool in pools]

@@ -92,7 +92,7 @@ def slot_row(state: CacheState, slot: SlotFacts, at_ns: int) -> Document:
 
 def tier_row(state: CacheState, tier: Tier) -> Document:
     """One tier of the document: the sum over the pools of all engines. Event streams tell neither use nor hits."""
-    pools = state.living([pool for pool in state.pools if pool.info.tier is tier])
+    pools = state.counted([pool for pool in state.pools if pool.info.tier is tier])
     capacities = [state.capacity_of(pool) for pool in pools]
     known = [capacity for capacity in capacities if capacity is not None]
     told = not state.streams_only

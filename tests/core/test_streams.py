@@ -10,6 +10,7 @@ from kvbm_console.core.chains import BlockMark
 from kvbm_console.core.columns import pack_hashes, pack_ids
 from kvbm_console.core.ids import Authority, Measure, ResetMode, Tier
 from kvbm_console.core.snapshots import decode_facts, digest, encode_facts
+from kvbm_console.core.state import CacheState
 from kvbm_console.core.tiers import UNKNOWN_NS
 
 from .engine_model import BLOCK, hashes_of
@@ -163,3 +164,45 @@ def test_a_streams_device_pool_takes_no_requests() -> None:
     report(script, pool, "abcd")
     script.tell(st.ResetRequested, ResetMode.LOGICAL, source=0)
     assert script.state.pools[pool].resident_blocks == 4, "its engine still holds them"
+
+
+def test_a_tap_and_a_stream_of_one_engine_are_counted_once() -> None:
+    state = CacheState()
+
+    def emit(kind: Any, *fields: Any) -> None:
+        state.apply(kind(state.seq, 1, 0, *fields))
+
+    stream, lower, tapped = range(3)
+    for pool, (tier, authority) in enumerate([
+        (Tier.G1, Authority.STREAM), (Tier.G2, Authority.STREAM), (Tier.G1, Authority.OBSERVED),
+    ]):
+        source = 3 if authority is Authority.OBSERVED else STREAM
+        emit(ev.PoolKnown, pool, source, 0, 0, tier, "CPU", 100, BLOCK, authority)
+    hashes = list(range(1, 41))
+
+    def counted() -> list[int]:
+        return [pool.info.pool for pool in state.counted(state.pools)]
+
+    emit(ev.BlocksSeen, stream, pack_hashes(hashes[:38]), b"", False)
+    emit(ev.BlocksSeen, lower, pack_hashes(hashes[:4]), b"", False)
+    assert counted() == [stream, lower, tapped]
+    assert state.tapped_as(STREAM) is None
+    emit(ev.BlocksFilled, tapped, (), (), pack_ids(range(40)), pack_hashes(hashes))
+    assert state.tapped_as(STREAM) == 3
+    assert counted() == [lower, tapped], "the tap has no such tier, so the stream's is the only one"
+    emit(ev.BlocksSeen, stream, pack_hashes([key + 1_000 for key in hashes]), b"", True)
+    assert counted() == [stream, lower, tapped], "another engine with other blocks"
+
+
+def test_a_shared_pool_is_counted_by_its_own_publisher() -> None:
+    script, device = followed(Tier.G1, None)
+    for source in (STREAM, 3):
+        script.tell(st.PoolDeclared, 0, 0, Tier.G4, "CPU REMOTE kv", None, BLOCK, Authority.STREAM, source=source)
+    part, whole = len(script.state.pools) - 2, len(script.state.pools) - 1
+    store(script, part, [1, 2], {})
+    store(script, whole, [1, 2, 3], {})
+    remote = [script.state.pools[part], script.state.pools[whole]]
+    assert [pool.info.pool for pool in script.state.counted(remote)] == [whole]
+    assert script.state.counted([script.state.pools[device]])
+    script.tell(st.SourceRestarted, True, source=3)
+    assert [pool.info.pool for pool in script.state.counted(remote)] == [part], "the publisher of the pool has ended"

@@ -68,6 +68,9 @@ def _engine(desk: Desk, state: CacheState, source: int, width: int) -> list[Line
     rank = rank_of(state, source)
     if rank is not None:
         pieces.append(Piece(f"rank {rank}", "text"))
+    twin = state.tapped_as(source)
+    if twin is not None:
+        pieces.append(Piece(f"the same engine as {cut_middle(engine_name(desk, twin), NAME_WIDTH)}, counted once"))
     pieces += _history(desk, state, source)
     lines = _wrapped(pieces, width, "stale" if over else "")
     numbers = _numbers(desk, state, source)

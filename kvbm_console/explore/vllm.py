@@ -534,6 +534,8 @@ class Machine:
 
     def _connector_output(self, jobs: list[Job]) -> Any:
         """The report of the connectors' worker halves of a rank; None when no job ended."""
+        if not jobs:
+            return None
         meta = self.halves.report(jobs)
         came = {name for job in jobs if job.load and not job.sync for name in job.request.split(",") if name}
         went = {job.request for job in jobs if job.peer and not job.load}
@@ -564,10 +566,12 @@ class Machine:
         self._order(output, unfinished)
 
     def _order(self, output: Any, unfinished: list[Any]) -> None:
+        new = [request.req_id for request in output.scheduled_new_reqs]
+        if not new:
+            return
         running = {request.request_id for request in self.scheduler.running}
         waiting = [request for request in unfinished if request.request_id not in running
                    and request.status is not self.release.status.WAITING_FOR_REMOTE_KVS]
-        new = [request.req_id for request in output.scheduled_new_reqs]
         for request in waiting:
             if any(self.live[name].arrival_time > request.arrival_time for name in new):
                 self.overtaken[request.request_id] += 1
@@ -609,8 +613,8 @@ class Machine:
         pairs, jobs = self.run.pairs, self.workers[-1].jobs
         loads = sum(job.load for job in jobs)
         load = f"{min(loads, 2)} loads {min(len(jobs) - loads, 2)} stores{self._shape_name}"
-        for request in self.scheduler.requests.values():
-            pairs.add((request.status.name, load))
+        for status in {request.status for request in self.scheduler.requests.values()}:
+            pairs.add((status.name, load))
         if getattr(output, "preempted_req_ids", None):
             pairs.add((load, "preempted"))
         for orders in parts:

@@ -79,6 +79,8 @@ class ScenarioRun:
     """(state, event) pairs that were seen."""
     digest: int = 0
     """Digest of all decisions of the scheduler and the connector, step by step."""
+    published: int = 0
+    """Digest of all KV events that the engine publishes, in their order."""
 
 
 class Found(Exception):
@@ -275,12 +277,14 @@ class Machine:
     def _publish(self, batch: Any) -> None:
         for event in batch.events:
             kind, medium = type(event).__name__, getattr(event, "medium", "GPU") or "GPU"
+            keys = tuple(getattr(event, "block_hashes", ()))
+            self.run.published = hash((self.run.published, kind, medium, keys))
             if kind == "AllBlocksCleared":
                 self.resident.pop("GPU", None)
                 continue
             hashes = self.resident.setdefault(medium, Counter())
             group = int(getattr(event, "group_idx", None) or 0).to_bytes(1, "big") if len(self.groups) > 1 else b""
-            for key in event.block_hashes:
+            for key in keys:
                 name = key if isinstance(key, bytes) else int(key).to_bytes(8, "big", signed=key < 0)
                 hashes[name[-8:] + group] += 1 if kind == "BlockStored" else -1
 

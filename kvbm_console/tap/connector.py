@@ -350,8 +350,8 @@ def take_events(self: Any) -> Any:
     """The blocks that the inner connector stored and removed. Events that only we asked for go no further."""
     events = self._tapped.take_events()
     recorder = self._recorder
-    if recorder.on or self._events_are_ours:
-        events = tuple(events or ())  # a generator can be read only once
+    if recorder.on or self._events_are_ours or recorder.below is not None:
+        events = tuple(events or ())  # a generator can be read only once, and the engine reads it too
     with recorder.part as began:
         if events and recorder.below is not None:
             recorder.stored_below(events)

@@ -142,6 +142,21 @@ def test_errors_of_ours_are_swallowed_counted_and_in_the_end_the_tap_is_off() ->
     assert not recorder.on
 
 
+@pytest.mark.parametrize("listening", [False, True])
+@pytest.mark.parametrize("follows", [False, True])
+def test_the_engine_gets_every_event_of_a_connector_that_yields_them(follows: bool, listening: bool) -> None:
+    """A generator can be read once. The tap reads it even while no daemon listens, to know the tier's content."""
+    class Yielding(Inner):
+        def take_events(self) -> Any:
+            yield from stored
+
+    stored = [type("BlockStored", (), {"medium": "CPU", "block_hashes": [number]})() for number in (7, 8)]
+    tap, recorder = made(Yielding)
+    recorder.on, recorder.below = listening, {} if follows else None
+    assert list(tap.take_events()) == stored
+    assert recorder.below == ({"CPU": {7: 1, 8: 1}} if follows else None)
+
+
 def test_a_full_queue_drops_and_counts() -> None:
     recorder = TapRecorder()
     recorder.on = True

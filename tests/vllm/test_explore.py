@@ -14,7 +14,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -41,8 +41,9 @@ from tests.vllm.explore_speed import measured
 from tests.vllm.features import Kept
 
 pytestmark = pytest.mark.timeout(600)
-DAEMONS = int(os.environ.get("KVBM_EXPLORE_DAEMONS", "1"))
-"""Runs beside a daemon that is stopped, and as many beside a daemon that is killed."""
+DAEMONS = int(os.environ.get("KVBM_EXPLORE_DAEMONS", "2"))
+"""Runs beside a daemon that is stopped, and as many beside a daemon that is killed, with the tap at the scheduler and
+at the connector in turn."""
 SEEDS = range(*map(int, os.environ.get("KVBM_EXPLORE_SEEDS", "0:10").split(":")))
 """Of each of three profiles, for the effect of the tap; ``0:3334`` for 10,000 scenarios."""
 OFFLOADING: dict[str, Any] = {"kv_connector": "OffloadingConnector"}
@@ -217,6 +218,11 @@ WAYS = ("nobody listens", "read at once", "frozen", "full", "killed")
 """How a tap is listened to. ``frozen``: its queue is never emptied. ``full``: nor has it room, so that it drops."""
 
 
+def decided(run: ScenarioRun) -> tuple[Any, ...]:
+    """All that the engine has decided and published."""
+    return run.digest, run.published, run.steps, run.verdict
+
+
 class Listened(Machine):
     """A machine with a tap at its connector or at its scheduler, listened to in one of ``WAYS``."""
 
@@ -261,8 +267,7 @@ def test_the_tap_changes_nothing_that_the_engine_decides(
                 monkeypatch.setattr(recording, "QUEUE_MAX", 50 if way == "full" else QUEUE_MAX)
                 machine = Listened(release, connector, scenario, place, way)
                 watched = machine.play()
-                assert (watched.digest, watched.steps) == (alone.digest, alone.steps), (way, profile, seed)
-                assert watched.verdict == alone.verdict
+                assert decided(watched) == decided(alone), (way, profile, seed)
                 dropped[way] += machine.sender.recorder.dropped
                 errors += machine.sender.recorder.errors
     print(f"{release.version}, {place}: {3 * len(SEEDS)} seeds, {steps} steps, each alone, {', '.join(WAYS[1:])}")
@@ -277,6 +282,7 @@ def test_a_step_costs_little_more_than_the_scheduler_alone(release: Release) -> 
     assert ours / theirs < RATIO_MAX
 
 
+@pytest.mark.timeout(7_200)
 @pytest.mark.parametrize("how", [signal.SIGSTOP, signal.SIGKILL])
 def test_a_daemon_that_stops_or_dies_changes_nothing_that_the_engine_decides(
     release: Release, monkeypatch: pytest.MonkeyPatch, how: signal.Signals
@@ -290,12 +296,14 @@ def test_a_daemon_that_stops_or_dies_changes_nothing_that_the_engine_decides(
         listening.set()
 
     monkeypatch.setattr(recording.TapRecorder, "listen", listened)
-    for seed in range(DAEMONS):
-        scenario = generate("press", seed)
-        alone = Machine(release, OFFLOADING, scenario).play()
-        with daemon() as (process, target):
+    with ExitStack() as stack:
+        for seed in range(DAEMONS):
+            scenario, place = generate("press", seed), ("scheduler", "connector")[seed % 2]
+            alone = Machine(release, OFFLOADING, scenario).play()
+            if not seed or how is signal.SIGKILL:  # a daemon that was stopped goes on, for the next engine
+                process, target = stack.enter_context(daemon())
             listening.clear()
-            machine = Machine(release, tap(OFFLOADING, daemon=target), scenario)
+            machine = Listened(release, OFFLOADING, scenario, place, daemon=target)
             assert listening.wait(60)
             step, half = machine.step, alone.steps // 2
 
@@ -307,8 +315,9 @@ def test_a_daemon_that_stops_or_dies_changes_nothing_that_the_engine_decides(
 
             machine.step = told  # type: ignore[method-assign]
             watched = machine.play()
-            assert (watched.digest, watched.steps, watched.verdict) == (alone.digest, alone.steps, alone.verdict)
-            assert machine.connector.sender.recorder.calls
+            process.send_signal(signal.SIGCONT)
+            assert decided(watched) == decided(alone), (how, place, seed)
+            assert machine.sender.recorder.calls
 
 
 @contextmanager

@@ -342,7 +342,7 @@ FEED_KINDS: Final[frozenset[type[st.Stimulus]]] = frozenset({
     st.IterationFinished, st.RequestPreempted, st.RequestCloned, st.RequestFinished, st.TransferStarted,
     st.TransferFinished, st.TransferFailed, st.BlocksReported, st.SourceGapped, st.SourceRestarted,
     st.CallAnnounced, st.LookupObserved, st.CopiesObserved, st.MismatchReported, st.CopyBegun, st.CopyEnded,
-    st.ConnectorReported, st.CallReported,
+    st.ConnectorReported, st.CallReported, st.PlacesAudited,
 })
 """The stimuli that engines and movers may send. The rest belongs to control sessions and to the daemon itself."""
 

@@ -214,6 +214,9 @@ class EngineRow(msgspec.Struct):
     unknown_blocks: int | UnsetType = UNSET
     """Blocks of loads whose store was not seen."""
     check_ns: int | UnsetType = UNSET
+    audited_places: int | UnsetType = UNSET
+    """Places of the engine's pool that were compared with ours; absent where the engine does not give its pool."""
+    differing_places: int | UnsetType = UNSET
 
 
 class PublisherRow(msgspec.Struct):

@@ -84,11 +84,14 @@ def _publisher(row: dict[str, Any]) -> str:
 
 
 def _engine(row: dict[str, Any]) -> str:
-    """A tap's row: its cost to the engine by call and as a share of steps, and its losses."""
-    call = row["call_ns"] / row["calls"] / 1_000 if row["calls"] else 0.0
-    part = 100 * row["call_ns"] / row["step_ns"] if row["step_ns"] else 0.0
-    return (f"tap       {row['name']}  {number(row['steps'])} steps  {call:.1f} µs a call, {part:.2f} % of a step  "
-            f"{number(row['dropped'])} dropped  {number(row['errors'])} errors")
+    """A tap's row: its cost to the engine by call and as a share of steps, its losses and its audits."""
+    call = f"{row['call_ns'] / row['calls'] / 1_000:.1f}" if row["calls"] else "–"
+    part = f"{100 * row['call_ns'] / row['step_ns']:.2f}" if row["step_ns"] else "–"
+    audits = ""
+    if row.get("audited_places") is not None:
+        audits = f"  {number(row['audited_places'])} places audited, {number(row['differing_places'])} differed"
+    return (f"tap       {row['name']}  {number(row['steps'])} steps  {call} µs a call, {part} % of a step  "
+            f"{number(row['dropped'])} dropped  {number(row['errors'])} errors{audits}")
 
 
 def _tiers(tiers: dict[str, dict[str, Any]]) -> list[str]:

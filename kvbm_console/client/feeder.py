@@ -143,13 +143,15 @@ class FeedClient:
     async def tell_cost(
         self, calls: int, dropped: int, call_ns: int, steps: int, step_ns: int, errors: int,
         checked: int | None = None, mismatched: int | None = None, unknown: int | None = None,
-        check_ns: int | None = None,
+        check_ns: int | None = None, *, audited: int | None = None, differing: int | None = None,
     ) -> None:
         """The cost of watching for the engine since it began, and the blocks that ``sanitize`` compared, if it runs.
-        Raises ``ConnectionLost``."""
+
+        ``audited`` are the places that audits compared. Raises ``ConnectionLost``."""
         cost = pb.FeedCost(
             calls=calls, dropped=dropped, call_ns=call_ns, steps=steps, step_ns=step_ns, errors=errors,
             checked_blocks=checked, mismatched_blocks=mismatched, unknown_blocks=unknown, check_ns=check_ns,
+            audited_places=audited, differing_places=differing,
         )
         async with self._writing:
             if self._ended is not None:

@@ -233,5 +233,7 @@ def _describe(event: ev.AnyEvent, state: CacheState | None) -> str:
             return f"source {event.source}, {sum(event.calls):,} calls of connectors{at_most}"
         case ev.CallBlocked():
             return f"{event.connector}.{event.method} blocked the engine for {event.took_ns / 1e6:.1f} ms"
+        case ev.AuditDiffered():
+            return f"{_tier(state, event.pool)} differs from the engine's own pool: {event.detail}"
         case _:
             assert_never(event)

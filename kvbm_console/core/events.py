@@ -39,11 +39,11 @@ from kvbm_console.core.ids import (
 
 KIND_NUMBER_BASE: Final = 100
 """The number of a kind in the messages of the wire is this plus its msgpack tag."""
-SCHEMA_ID: Final = 6
+SCHEMA_ID: Final = 7
 """Version of events and stimuli that a batch carries, so that a reader can say why it cannot read one."""
-FORMAT_MINOR: Final = 8
+FORMAT_MINOR: Final = 9
 """Minor version of recordings, which older readers may read and pass new things over."""
-PROTOCOL_MINOR: Final = 7
+PROTOCOL_MINOR: Final = 8
 """Minor version of the wire. A new kind or field raises all three; ``make proto`` refuses it otherwise."""
 NOTHING_RETURNED: Final = (0, 0, 0, 0)
 
@@ -696,6 +696,19 @@ class CallBlocked(Event, tag=54):
     took_ns: int
 
 
+class AuditDiffered(Event, tag=55):
+    """An audit found that the engine's pool and the facts differ, so reports were wrong or lost.
+
+    ``ids`` are the places that differ, with their ``hashes`` in the engine. A group whose places are not told has
+    hashes alone. ``detail`` names the first difference.
+    """
+
+    pool: int
+    ids: Ids
+    hashes: Hashes
+    detail: str
+
+
 class UnknownKind(Event, tag=-1):
     """An event of a kind that this program does not know: a newer minor version wrote it.
 
@@ -716,5 +729,6 @@ AnyEvent = (
     | ResetBegun | ResetDone | DrainBegun | StimulusRejected | CompletionRefused | InvariantViolated | BlocksSeen
     | SourceLost | Noted | BlocksQuarantined | BreakpointStopped | SlotCaptured | Frozen | Thawed
     | PrefetchLimited | ContentMismatched | EngineMeasured | DeviceBlocksReplaced | ConnectorMeasured | CallBlocked
+    | AuditDiffered
 )
 """The closed union of events; decoding a batch is ``msgspec.msgpack.Decoder(list[AnyEvent])``."""

@@ -157,6 +157,12 @@ class PoolAnswer(msgspec.Struct, frozen=True):
     pool: int
 
 
+class AuditAnswer(msgspec.Struct, frozen=True):
+    """Places or hashes in which the engine and the facts differ."""
+
+    differing: int
+
+
 class ResetAnswer(msgspec.Struct, frozen=True):
     """The result of a reset."""
 
@@ -176,6 +182,6 @@ class DrainAnswer(msgspec.Struct, frozen=True):
 
 Result = (
     PoolAnswer | MatchAnswer | FencedBlocks | FinishAnswer | IterationMetadata | CloneAnswer
-    | ResetAnswer | DrainAnswer | tuple[BreakpointVerdict, ...]
+    | AuditAnswer | ResetAnswer | DrainAnswer | tuple[BreakpointVerdict, ...]
 )
 """The types of ``Outcome.result``, which is None when the entry point returns nothing or refused."""

@@ -313,6 +313,23 @@ class CallReported(Stimulus, tag=45):
     took_ns: int
 
 
+class PlacesAudited(Stimulus, tag=46):
+    """The content of a part of a watched engine's pool after a step, to compare it with the facts.
+
+    A device pool has the places from ``first`` on: ``hashes`` (0 without content) and ``references``, an int32 column
+    of the holders. ``free`` is the number of free places in the engine, None if other programs may hold places, too.
+    ``cached`` is the number of hashes in all groups of the engine's prefix cache. The pool of another group has hashes
+    alone.
+    """
+
+    pool: int
+    first: int
+    hashes: bytes
+    references: bytes
+    free: int | None = None
+    cached: int | None = None
+
+
 class MismatchReported(Stimulus, tag=40):
     """A worker compared the bytes of a copy and found others than a store had taken (``ContentMismatched``)."""
 
@@ -475,7 +492,7 @@ AnyStimulus = (
     | BlocksReported | SourceGapped | SourceRestarted | BreakpointsReplaced | HoldContinued | SlotStepped | Disarmed
     | LeaseGranted | LeaseLost | DeadlinePassed | ResetRequested | DrainRequested | NoteReported
     | LookupObserved | CopiesObserved | CopyBegun | CopyEnded | ConnectorReported | CallReported | MismatchReported
-    | MeasuresReported
+    | MeasuresReported | PlacesAudited
     | CallAnnounced | PipelineStepped | RunForRequested | CandidateSkipRequested | FreezeRequested | ThawRequested
     | BreakpointOverran
 )
@@ -518,6 +535,7 @@ ENTRY_POINTS: Final[dict[type[Stimulus], str]] = {
     ConnectorReported: "connector_reported",
     CallReported: "call_reported",
     MismatchReported: "mismatch_reported",
+    PlacesAudited: "places_audited",
     MeasuresReported: "measures_reported",
     PipelineStepped: "step_pipeline",
     RunForRequested: "run_for",

@@ -336,6 +336,7 @@ _TAP_COUNTERS: Final = (
     ("kvbm_tap_calls_total", "calls", 1), ("kvbm_tap_dropped_total", "dropped", 1),
     ("kvbm_tap_errors_total", "errors", 1), ("kvbm_tap_call_seconds_total", "call_ns", SECOND_NS),
     ("kvbm_tap_steps_total", "steps", 1), ("kvbm_tap_step_seconds_total", "step_ns", SECOND_NS),
+    ("kvbm_tap_audited_places_total", "audited_places", 1), ("kvbm_tap_differing_places_total", "differing_places", 1),
     ("kvbm_sanitize_checked_blocks_total", "checked_blocks", 1),
     ("kvbm_sanitize_mismatched_blocks_total", "mismatched_blocks", 1),
     ("kvbm_sanitize_unknown_blocks_total", "unknown_blocks", 1),
@@ -344,7 +345,7 @@ _TAP_COUNTERS: Final = (
 
 
 def _taps(scrape: Scrape) -> Iterator[Sample]:
-    """Only a tap that compares bytes has the counters of ``sanitize``."""
+    """Only a tap that compares bytes has the counters of ``sanitize``, and only one with a pool those of audits."""
     for row in scrape.taps:
         for name, field, unit in _TAP_COUNTERS:
             if field in row:

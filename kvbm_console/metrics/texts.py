@@ -195,6 +195,10 @@ HELP: Final[dict[str, str]] = {
     "kvbm_tap_steps_total": "Steps that a watched engine has formed. Flat while requests wait: the engine hangs.",
     "kvbm_tap_step_seconds_total":
         "Time between the steps of a watched engine. Growing faster than kvbm_tap_steps_total: steps become slower.",
+    "kvbm_tap_audited_places_total":
+        "Places of an engine's pool that were compared with the facts. Flat while requests run: no audit takes place.",
+    "kvbm_tap_differing_places_total":
+        "Places in which an engine's pool and the facts differed. Any: counts were wrong until the next whole report.",
     "kvbm_sanitize_checked_blocks_total":
         "Blocks whose bytes were compared at the end of a store or before a model read them. Flat under load: the "
         "sample is too small.",

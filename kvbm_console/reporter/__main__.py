@@ -174,7 +174,8 @@ class Reporter:
                 self._answered(call, result, go)
         if translator.cost is not None:
             cost, translator.cost = translator.cost, None
-            await feed.tell_cost(*cost)
+            differing = None if translator.audited is None else translator.differing
+            await feed.tell_cost(*cost, audited=translator.audited, differing=differing)
         if translator.wants_all:
             translator.wants_all = False
             await self._send(TapAnswer(full=True))

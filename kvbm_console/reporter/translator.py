@@ -16,7 +16,7 @@ from kvbm_console.core import stimuli as st
 from kvbm_console.core.columns import pack_hashes, pack_ids
 from kvbm_console.core.config import LeaderConfig
 from kvbm_console.core.ids import Authority, CandidateStatus, FinishReason, Note, Tier
-from kvbm_console.core.instructions import PoolAnswer
+from kvbm_console.core.instructions import AuditAnswer, PoolAnswer
 from kvbm_console.core.leader import Leader
 from kvbm_console.dispatch import MEDIUM_OF, Dispatcher
 from kvbm_console.engines.kv_events.batch import tier_of
@@ -28,6 +28,8 @@ REASONS: Final = {
     "FINISHED_IGNORED": FinishReason.TOO_LARGE, "FINISHED_ERROR": FinishReason.ERROR,
 }
 """vLLM's names for the end of a request; an unknown name counts as an error."""
+REPAIR_EVERY_NS: Final = 10_000_000_000
+"""Time between two whole reports because of audits: if they do not help, they must not cost much."""
 POOLS_MAX: Final = 16
 """Media that one connector may name."""
 STATUSES: Final = {
@@ -92,6 +94,8 @@ class Translator:
         """The connector's open copies."""
         self._untold: set[int] = set()
         """Copies that a report of the whole engine has not named yet."""
+        self._delayed: set[str] = set()
+        """Ended requests whose blocks are still being sent."""
         self.started = False
         self.wants_all = False
         """True if a message did not fit, so the engine should report everything again."""
@@ -99,6 +103,11 @@ class Translator:
         self._at = 0
         self.calls: list[Call] = []
         self.cost: tuple[int, ...] | None = None
+        self.audited: int | None = None
+        """Places that audits compared since the engine began; None before the first audit."""
+        self.differing = 0
+        """Places in which the engine and the facts differed."""
+        self._repaired_ns: int | None = None
 
     def begin(self) -> None:
         """Begin a session with a daemon: declare the pools."""
@@ -110,9 +119,10 @@ class Translator:
         self._open.clear()
         self._untold.clear()
         self.pools.clear()
+        self._delayed.clear()
         self.started = False
         settings = self._settings
-        capacity = None if settings.others or settings.uncertain else settings.capacity_blocks
+        capacity = None if settings.others else settings.capacity_blocks
         self._call(
             st.PoolDeclared, settings.dp_rank, settings.group, Tier.G1, MEDIUM_OF[Tier.G1], capacity,
             settings.block_tokens, Authority.OBSERVED,
@@ -154,7 +164,7 @@ class Translator:
 
     def placed(self, call: Call) -> st.Stimulus:
         """The stimulus of a call, with the index of its pool; earlier calls must have their answers."""
-        if isinstance(call.stimulus, st.BlocksReported):
+        if isinstance(call.stimulus, (st.BlocksReported, st.PlacesAudited)):
             call.stimulus.pool = self.pools[call.medium]
         if isinstance(call.stimulus, st.CopyBegun):
             call.stimulus.source_pool = self.pools[call.medium]
@@ -165,6 +175,11 @@ class Translator:
         """Take the leader's result of a call."""
         if isinstance(result, PoolAnswer):
             self.pools[call.medium] = result.pool
+        if isinstance(result, AuditAnswer) and result.differing:
+            self.differing += result.differing
+            now = call.stimulus.origin_ns or 0
+            if self._repaired_ns is None or now - self._repaired_ns >= REPAIR_EVERY_NS:
+                self._repaired_ns, self.wants_all = now, True
 
     # --- helpers ---
 
@@ -381,10 +396,13 @@ class Translator:
             )
 
     def _copies(self, loaded: list[str], sent: list[str], failed: list[str], invalid: list[int]) -> None:
+        self._delayed.difference_update(sent)
         self._call(st.CopiesObserved, tuple(loaded), tuple(sent), tuple(failed), pack_ids(invalid))
 
     def _finish(self, name: str, status: str, delayed: bool, named: int = 0) -> None:
         request = self._requests.pop(name)
+        if delayed:
+            self._delayed.add(name)
         self._call(
             st.RequestFinished, name, pack_ids(request.blocks[:named]), REASONS.get(status, FinishReason.ERROR), delayed
         )
@@ -474,6 +492,23 @@ class Translator:
             edge, taken,
         )
 
+    def _audit(
+        self, first: int, hashes: list[int], holders: list[int], free: int | None, cached: int | None,
+        others: list[Any],
+    ) -> None:
+        """A part of the engine's pool as it was after the last step."""
+        if self._settings.uncertain:
+            return
+        self.audited = (self.audited or 0) + len(hashes)
+        self.calls.append(Call(self._stimulus(
+            st.PlacesAudited, 0, first, pack_hashes(hashes), pack_ids(holders), free, cached
+        ), medium=DEVICE))
+        for group, held in others:
+            if f"{GROUP}{group}" in self.pools:
+                self.calls.append(Call(self._stimulus(
+                    st.PlacesAudited, 0, 0, pack_hashes(held), b""
+                ), medium=f"{GROUP}{group}"))
+
     def _reset(self) -> None:
         """Nothing: a connector whose cache is reset reports the removed blocks by its own events, if it has any."""
 
@@ -503,6 +538,8 @@ class Translator:
         live = {row[0][0] for row in rows}
         for name in [name for name in self._requests if name not in live]:
             self._finish(name, "FINISHED_ABORTED", False)
+        if self._delayed:  # the report of their end may be lost
+            self._copies([], sorted(self._delayed), [], [])
         running = 0
         at_work: dict[str, int] = {}
         for about, (blocks, computed, status, tokens, scheduled, hashes) in rows:
@@ -557,7 +594,7 @@ _TAKERS: Final[dict[str, Callable[..., None]]] = {
     "cleared": Translator._cleared, "pool": Translator._pool, "sanitized": Translator._sanitized,
     "publish": Translator._publish, "evict": Translator._evict, "preempt": Translator._preempt,
     "copy": Translator._copy, "copied": Translator._copied, "found": Translator._found, "slow": Translator._slow,
-    "measured": Translator._measured,
+    "measured": Translator._measured, "audit": Translator._audit,
 }
 
 

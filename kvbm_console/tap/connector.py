@@ -15,7 +15,7 @@ request's lookup is answered with "ask again", and ``sanitize`` adds to the mess
 import functools
 import inspect
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sized
 from typing import Any, Final
 
 from kvbm_console.tap.recorder import LIVE_MAX, QUEUE_MAX, TapRecorder
@@ -25,6 +25,11 @@ _now = time.monotonic_ns
 _CALLS: Final = ("allocate_slots",)
 _POOL_CALLS: Final = ("get_new_blocks", "cache_full_blocks")
 """Without these the groups cannot be followed."""
+AUDIT_PLACES: Final = 512
+AUDIT_NS: Final = 40_000
+"""Places and time of one audit: a pool of 20,000 places is compared in 40 audits."""
+AUDIT_STRIDE: Final = 64
+"""Places that are read between two looks at the clock: some microseconds."""
 
 
 def make_tap(name: str, bases: tuple[type, ...], engine: Any) -> type:
@@ -213,12 +218,37 @@ def formed(recorder: TapRecorder, now: int, scheduler_output: Any, manager: Any)
     if recorder.on:
         if recorder.want_full or recorder.unheard:
             _tell_all(manager, recorder, scheduler_output, now)
+            recorder.audit_from, recorder.audit_due, recorder.swept = 0, 0, False
         else:
             preempted = getattr(scheduler_output, "preempted_req_ids", None)
             recorder.put((
                 "step", now, scheduler_output, tuple(preempted) if preempted else (),
                 _lengths(recorder, scheduler_output),
             ))
+        if recorder.audit_every and recorder.places_known and not recorder.want_full:
+            recorder.audit_due -= 1
+            if recorder.audit_due <= 0:
+                audit(recorder, manager.block_pool)
+
+
+def audit(recorder: TapRecorder, pool: Any) -> None:
+    """Record a part of the pool as it is after this step, to compare it with the facts.
+
+    After a whole report each step has a part, until the whole pool was compared once."""
+    began, blocks, first = _now(), pool.blocks, recorder.audit_from
+    rows: list[tuple[Any, int]] = []
+    for at in range(first, min(first + AUDIT_PLACES, len(blocks)), AUDIT_STRIDE):
+        rows += [(block.block_hash, block.ref_cnt) for block in blocks[at : at + AUDIT_STRIDE]]
+        if _now() - began >= AUDIT_NS:
+            break
+    if first == 0:
+        rows[0] = None, 0  # the null block, which many requests hold and none has
+    free = pool.get_num_free_blocks() if recorder.alone else None
+    recorder.put(("audit", began, first, rows, free, _cached(pool) if recorder.one_size else None))
+    recorder.audit_from = first + len(rows)
+    if recorder.audit_from >= len(blocks):
+        recorder.audit_from, recorder.swept = 0, True
+    recorder.audit_due = recorder.audit_every if recorder.swept else 1
 
 
 def _mark(self: Any, scheduler_output: Any, metadata: Any) -> None:
@@ -233,6 +263,12 @@ def _tell_findings(self: Any) -> None:
     recorder, waiting = self._recorder, self._marker.waiting
     while recorder.on and waiting:
         recorder.put(("sanitized", _now(), waiting.popleft()))
+
+
+def _cached(pool: Any) -> int | None:
+    """Number of hashes in the prefix cache, of all groups; None if the engine's cache has no length."""
+    found = getattr(pool, "cached_block_hash_to_block", None)
+    return len(found) if isinstance(found, Sized) else None
 
 
 _NONE: Final[dict[str, int]] = {}
@@ -383,12 +419,18 @@ def shutdown(self: Any) -> Any:
 
 
 def record_resets(recorder: TapRecorder, manager: Any) -> None:
-    """Record each time that the engine forgets its prefix cache, with the requests that it preempts for that."""
+    """Record each time that the engine forgets its prefix cache, with the requests that it preempts for that.
+
+    They are preempted, too, if the engine then refuses the reset because a copy still holds blocks."""
     def forgot(done: Any, *_: Any, **__: Any) -> None:
+        preempted = [
+            name for name, request in recorder.live.items() if getattr(request.status, "name", "") == "PREEMPTED"
+        ]
         if done is not False:
-            recorder.put(("cleared", _now(), [
-                name for name, request in recorder.live.items() if getattr(request.status, "name", "") == "PREEMPTED"
-            ]))
+            recorder.put(("cleared", _now(), preempted))
+            return
+        for name in preempted:
+            recorder.put(("preempt", _now(), name))
 
     if hasattr(manager, "reset_prefix_cache"):
         after(recorder, manager, "reset_prefix_cache", forgot)

@@ -212,9 +212,9 @@ class ConnectorWatch:
         medium = self._medium(connector)
         if hasattr(metadata, "store_jobs"):
             for job, order in (metadata.load_jobs or {}).items():
-                self._begin_job(connector, "load", job, order, order.dst_spec, medium)
+                self._begin_job(connector, "load", job, order, _side(order, 1), medium)
             for job, order in (metadata.store_jobs or {}).items():
-                self._begin_job(connector, "store", job, order, order.src_spec, medium)
+                self._begin_job(connector, "store", job, order, _side(order, 0), medium)
         elif hasattr(metadata, "store_event"):
             manager = connector.scheduler_manager
             if metadata.load_event >= 0:
@@ -421,6 +421,12 @@ def _calls_of(kind: type) -> Iterator[str]:
         raw = next((owner.__dict__[name] for owner in kind.__mro__ if name in owner.__dict__), None)
         if callable(raw) and not isinstance(raw, (classmethod, staticmethod, type)):
             yield name
+
+
+def _side(order: Any, at: int) -> Any:
+    """The source (0) or the target (1) of a job of OffloadingConnector."""
+    pair = getattr(order, "transfer_spec", None)
+    return getattr(order, ("src_spec", "dst_spec")[at]) if pair is None else pair[at]
 
 
 def _loads_of(manager: Any, metadata: Any) -> list[tuple[str, list[int]]]:

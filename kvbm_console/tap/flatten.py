@@ -27,6 +27,8 @@ Messages, each a list (times in nanoseconds on the monotonic clock of the machin
 ``slow``    time, request, connector, method, nanoseconds of a call that blocked the engine
 ``measured`` time, [[connector, method, calls, nanoseconds, longest]], figures by name
 ``reset``   time
+``audit``   time, first place, hashes (0 without content of the reported group), holders, free places or null,
+            hashes in the prefix cache or null, [[group, hashes]] of the other groups
 ``sanitized`` time, the fields of a finding of ``sanitize``
 ``cleared`` time, requests that are preempted: the engine forgot its prefix cache
 ``publish`` time, request, places, hashes: its next full blocks are in SGLang's tree, which has these places
@@ -410,6 +412,26 @@ class Flattener:
     def _cleared(self, now: int, preempted: list[str]) -> list[Any]:
         self._others.clear()
         return [["cleared", now, preempted]]
+
+    def _audit(
+        self, now: int, first: int, rows: list[tuple[Any, int]], free: int | None, cached: int | None
+    ) -> list[Any]:
+        hashes: list[int] = []
+        others: dict[int, list[int]] = {}
+        for key, _ in rows:
+            group, content = (self.group, 0) if key is None else group_and_hash(key)
+            if group != self.group:
+                others.setdefault(group, []).append(content)
+                content = 0
+            hashes.append(content)
+        return [["audit", now, first, hashes, [held for _, held in rows], free, cached, list(others.items())]]
+
+    def _preempt(self, now: int, name: str) -> list[Any]:
+        """A request lost its blocks outside of a step."""
+        self._forget(name)
+        self._active.discard(name)
+        self._skipped.discard(name)
+        return [["preempt", now, name]]
 
     def _sanitized(self, now: int, row: list[Any]) -> list[Any]:
         return [["sanitized", now, *row]]

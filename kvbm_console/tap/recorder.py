@@ -16,6 +16,8 @@ ASK_NS: Final = 100_000_000
 """Time that a lookup which a breakpoint may match waits for a verdict; then the request goes on."""
 ERRORS_MAX: Final = 100
 """Our own errors that are swallowed; then the tap is off for good, because it does not fit this engine."""
+AUDIT_EVERY: Final = 64
+"""Steps between two audits of a part of the pool: a second or so of an engine that decodes."""
 LIVE_MAX: Final = 65_536
 """Requests that are remembered; beyond this, new requests are not reported."""
 
@@ -47,9 +49,10 @@ class TapRecorder:
     """The queue of one engine and the daemon's verdicts. ``on`` is true while a daemon listens."""
 
     __slots__ = (
-        "_ask_ns", "_pattern", "allocating", "answers", "asked", "below", "by_place", "call_ns", "calls",
-        "checks", "cleared", "dropped", "ending", "errors", "gated", "held", "held_back", "keeps", "live", "on",
-        "part", "places_known", "queue", "step_ns", "stepped_ns", "steps", "unheard", "want_full", "watch",
+        "_ask_ns", "_pattern", "allocating", "alone", "answers", "asked", "audit_due", "audit_every", "audit_from",
+        "below", "by_place", "call_ns", "calls", "checks", "cleared", "dropped", "ending", "errors", "gated", "held",
+        "held_back", "keeps", "live", "on", "one_size", "part", "places_known", "queue", "step_ns", "stepped_ns",
+        "steps", "swept", "unheard", "want_full", "watch",
     )
 
     def __init__(self, *, ask_ns: int = ASK_NS, by_place: bool = False) -> None:
@@ -71,6 +74,19 @@ class TapRecorder:
         """True if the places are followed."""
         self.below: dict[str, dict[Any, int]] | None = None
         """Medium to its hashes with their counts, for a connector that reports all of them from the start."""
+        self.alone = False
+        """True if no other program can hold places of the pool, so that references and free places are exact."""
+        self.one_size = True
+        """True if all groups have blocks of one size. Else the engine names the beginning of a large block, too, and
+        the number of its names says nothing."""
+        self.audit_every = AUDIT_EVERY
+        """Steps between two audits; 0 for an engine whose pool cannot be compared."""
+        self.audit_from = 0
+        """The place at which the next audit begins. A daemon that begins to listen gets the whole pool step by step."""
+        self.swept = False
+        """True if the whole pool was compared since the last whole report."""
+        self.audit_due = 0
+        """Steps until the next audit."""
         self.allocating = ""
         """The request that the engine allocates blocks for at this moment."""
         self.live: dict[str, Any] = {}
@@ -176,6 +192,7 @@ class TapRecorder:
         if fresh:  # the engine has done nothing yet, so requests that arrive from now on follow this record
             places: list[Any] | None = None if self.by_place and not self.places_known else []
             self.queue.appendleft(("all", time.monotonic_ns(), [], 0, 0, places, None if self.below is None else []))
+        self.audit_from, self.audit_due, self.swept = 0, 0, False
         self.want_full = not fresh
         self.on = True
 

@@ -69,7 +69,7 @@ class TapSettings(msgspec.Struct, frozen=True):
     """The engine's other groups, to the tokens in a block of each. All share the places of one pool, so no group has a
     capacity of its own."""
     uncertain: bool = False
-    """True if reports of blocks may be wrong, because this engine's groups cannot be followed."""
+    """True if reports of blocks may be wrong, because this engine's groups or its pool cannot be followed."""
     silent: bool = False
     """True if the connector inside does not report its blocks, so that the content of its tier is unknown."""
     caching: bool = True

@@ -85,12 +85,12 @@ class SglangTap:
         parallel = _parallel()
         self._may_hold = max(getattr(parallel, size, 1) for size in ("tp_size", "pp_size", "attn_cp_size")) == 1
         caching = not self._tree.disable
-        rank = getattr(parallel, "dp_rank", None) or 0
+        rank, known = getattr(parallel, "dp_rank", None) or 0, _is_known(scheduler)
         self.sender = Sender(recorder, SglangFlattener(page=self._page, caching=caching), TapSettings(
             target=str(settings.get("daemon", "")), name=str(settings.get("name") or f"SGLang rank {rank}")[:256],
-            block_tokens=self._page, capacity_blocks=self._pool.size // self._page, dp_rank=rank,
+            block_tokens=self._page, capacity_blocks=self._pool.size // self._page if known else None, dp_rank=rank,
             serve=bool(settings.get("serve")), token_file=str(settings.get("token_file", "")),
-            tls_ca=str(settings.get("tls_ca", "")), uncertain=not _is_known(scheduler), caching=caching,
+            tls_ca=str(settings.get("tls_ca", "")), uncertain=not known, caching=caching,
         ), python=str(settings.get("python", "")))
         self._rows: set[str] = set()
         """Requests that have places."""

@@ -48,6 +48,7 @@ MEDIA: Final = {"OffloadingConnector": "CPU", "SimpleCPUOffloadConnector": "CPU"
 _OFFLOADING: Final = "vllm.distributed.kv_transfer.kv_connector.v1.offloading"
 OURS: Final = "kvbm"
 """Our settings among those of a connector."""
+_EACH_BLOCK: Final = "self_describing_kv_events"
 _TELL_ALL: Final = ("OffloadingConnector", "SimpleCPUOffloadConnector")
 """Connectors that report every block they store and remove, if events are switched on."""
 _WHOLE: Final = ("FullAttentionSpec", "MLAAttentionSpec", "SinkFullAttentionSpec", "HiddenStateCacheSpec")
@@ -102,12 +103,16 @@ class _Vllm:
                 f"{kind.__name__} does not support hybrid memory: give its own name as kv_connector with "
                 f'"kv_connector_module_path": "{__name__}", or set --disable-hybrid-kv-cache-manager.'
             )
-        if role is _base.KVConnectorRole.SCHEDULER and kind.__name__ in _TELL_ALL:
-            config, tap._events_are_ours = _with_events(config)
         options = options_of(self._ours(vllm_config))
         if options is not None:
             _check_sanitize(options, kind, vllm_config.kv_transfer_config)
-        inside = kind(*arguments_of(kind, (config, role, kv_cache_config)))
+        def make(config: Any) -> Any:
+            return kind(*arguments_of(kind, (config, role, kv_cache_config)))
+
+        if role is _base.KVConnectorRole.SCHEDULER and kind.__name__ in _TELL_ALL:
+            inside, tap._events_are_ours = _made_with_events(make, config)
+        else:
+            inside = make(config)
         if options is not None and role is _base.KVConnectorRole.WORKER:
             tap._sanitizer = _sanitizer(options, inside)
         return inside
@@ -175,6 +180,11 @@ def _sender(
         recorder.below = {}
     if inside is not None:
         recorder.watch = ConnectorWatch(recorder, MEDIA, _sizes(kv_cache_config, vllm_config))
+    sees_pool = at_scheduler or hasattr(_base.KVConnectorBase_V1, "bind_kv_cache_manager")
+    recorder.alone = at_scheduler and inside is None and len(sizes) == 1
+    recorder.one_size = len(set(sizes)) == 1
+    if not whole:
+        recorder.audit_every = 0
     cache = vllm_config.cache_config
     parallel = getattr(vllm_config, "parallel_config", None)
     rank = getattr(parallel, "data_parallel_index", None)
@@ -183,10 +193,11 @@ def _sender(
     capacity = getattr(kv_cache_config, "num_blocks", None) or getattr(cache, "num_gpu_blocks", None) or None
     settings = TapSettings(
         target=str(ours.get("daemon", "")), name=str(ours.get("name") or f"vLLM rank {rank}")[:256],
-        block_tokens=sizes[group], capacity_blocks=capacity, dp_rank=rank, serve=bool(ours.get("serve")),
+        block_tokens=sizes[group], capacity_blocks=capacity if whole else None, dp_rank=rank,
+        serve=bool(ours.get("serve")),
         medium="" if inside is None else str(ours.get("medium") or MEDIA.get(inside, "EXTERNAL")),
         token_file=str(ours.get("token_file", "")), tls_ca=str(ours.get("tls_ca", "")), group=group,
-        others={at: size for at, size in enumerate(sizes) if at != group}, uncertain=not whole,
+        others={at: size for at, size in enumerate(sizes) if at != group}, uncertain=not (whole and sees_pool),
         caching=bool(getattr(cache, "enable_prefix_caching", True)), silent=inside not in _TELL_ALL,
     )
     hash_tokens = (
@@ -257,10 +268,11 @@ def _events_switched_on(settings: dict[str, Any]) -> Iterator[list[bool]]:
     changed: list[bool] = []
 
     def create_connector(config: Any, *args: Any, **kwargs: Any) -> Any:
-        if _inside_name(config.kv_transfer_config) in _TELL_ALL:
-            config, ours = _with_events(config)
-            changed.extend([True] if ours else [])
-        return inside(config, *args, **kwargs)
+        if _inside_name(config.kv_transfer_config) not in _TELL_ALL:
+            return inside(config, *args, **kwargs)
+        connector, ours = _made_with_events(lambda config: inside(config, *args, **kwargs), config)
+        changed.extend([True] if ours else [])
+        return connector
 
     _building.append(settings)
     factory.create_connector = create_connector
@@ -359,19 +371,28 @@ def _without_ours(argument: Any) -> Any:
     return _replaced(argument, "kv_transfer_config", _without_ours)
 
 
-def _with_events(config: Any) -> tuple[Any, bool]:
-    """The configuration of a connector with events of its blocks, and True if only the tap asked for these events."""
+def _made_with_events(make: Callable[[Any], Any], config: Any) -> tuple[Any, bool]:
+    """A connector that reports its blocks by events, and True if only the tap asked for these events."""
     if getattr(getattr(config, "kv_events_config", None), "enable_kv_cache_events", False):
-        return config, False
+        return make(config), False
+    try:
+        # With this setting a chunk of several blocks reports each block.
+        return make(_with_events(config, **{_EACH_BLOCK: True})), True
+    except ValueError as error:
+        if _EACH_BLOCK not in str(error) or _EACH_BLOCK in config.kv_transfer_config.kv_connector_extra_config:
+            raise
+        return make(_with_events(config)), True  # some releases refuse it with tiers below the host
+
+
+def _with_events(config: Any, **settings: Any) -> Any:
     changed = copy.copy(config)
     changed.kv_events_config = import_module("vllm.config").KVEventsConfig(
         enable_kv_cache_events=True, publisher="null"
     )
     transfer = copy.copy(config.kv_transfer_config)
-    # With this setting a chunk of several blocks reports each block.
-    transfer.kv_connector_extra_config = {"self_describing_kv_events": True, **transfer.kv_connector_extra_config}
+    transfer.kv_connector_extra_config = {**settings, **transfer.kv_connector_extra_config}
     changed.kv_transfer_config = transfer
-    return changed, True
+    return changed
 
 
 def _transfer_config(spec: dict[str, Any], outer: Any) -> Any:

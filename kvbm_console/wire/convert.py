@@ -197,6 +197,7 @@ _ANSWERS: Final[dict[str, type[msgspec.Struct]]] = {
 _RESULTS: Final[dict[str, type[msgspec.Struct]]] = {
     "match": ins.MatchAnswer, "fenced": ins.FencedBlocks, "finish": ins.FinishAnswer,
     "metadata": ins.IterationMetadata, "clones": ins.CloneAnswer,
+    "audit": ins.AuditAnswer,
 }
 """Of ``Answer``."""
 _NAMES: Final = {kind: name for answers in (_ANSWERS, _RESULTS) for name, kind in answers.items()}

@@ -214,6 +214,14 @@ def wrong_bytes(times: int = 3) -> Evidence:
     return tale.evidence()
 
 
+def differed(times: int = 3) -> Evidence:
+    tale = Tale()
+    tale.slot("a")
+    for _ in range(times):
+        tale.tell(ev.AuditDiffered, 0, pack_ids([3]), pack_hashes([7]), "place 3 holds 7 in the engine, 0 here")
+    return tale.evidence()
+
+
 def late(times: int = 10) -> Evidence:
     s = script()
     for _ in range(times):
@@ -284,6 +292,7 @@ BROUGHT_ABOUT: dict[str, Callable[[], Evidence]] = {
     "already_cached": planned_for_nothing, "full": full, "thrash": lambda: recorded("thrash"),
     "lost": lambda: recorded("gap"), "recorder": noted(Note.RECORDER_DEGRADED), "clock": noted(Note.CLOCK_STEPPED),
     "blocked": noted(Note.LOOP_BLOCKED), "violation": violated, "wrong_bytes": wrong_bytes,
+    "audit": differed,
     "verdict": noted(Note.VERDICT), "late_reports": late, "reports_lost": reports_lost,
     "unfinished": unfinished, "deadlock": deadlocked, "engine_ended": engine_ended,
     "publisher_queue": lambda: followed(100), "dropped_with_room": dropped,

@@ -80,6 +80,27 @@ def test_a_deadlock_is_one_fault_and_every_request_tells_its_place_in_it(size: t
 
 
 @pytest.mark.parametrize("size", [(80, 24), (200, 60)])
+def test_an_audit_that_differs_is_a_fault_with_its_place_and_a_count(size: tuple[int, int]) -> None:
+    watch = watching("offload")
+    for _ in islice(steps("offload", watch), 40):
+        pass
+    pool = watch.leader.state.pools[0]
+    places = len(pool)
+    watch.take([["audit", watch.now, 0, [77, *pool.hash_of[1:]], list(pool.refs), None, None, []]])
+    assert (watch.translator.audited, watch.translator.differing) == (places, 1)
+    assert watch.translator.wants_all
+    one = desk_of(items=items(watch.events))
+    (warning,) = [each for each in one.warnings if each.lint == "audit"]
+    assert (warning.level, warning.because) == (Level.FAULT, "place 0 holds 4d in the engine, 0 here")
+    one = desk_of(items=items(watch.events), late_ns=0)
+    one.go(TIERS)
+    one.mirror.sources.tell(told(audited_places=places, differing_places=1))
+    spans = [span for line in one.draw(*size) for span in line.spans]
+    assert next(span.role for span in spans if "1 differed" in span.text) == "fault"
+    assert f"{places} places audited" in everything(one, *size)
+
+
+@pytest.mark.parametrize("size", [(80, 24), (200, 60)])
 def test_what_a_tap_dropped_stands_out(events: list[Event], size: tuple[int, int]) -> None:
     one = desk_of(items=items(events), late_ns=0)
     one.go(TIERS)

@@ -47,6 +47,33 @@ def test_a_request_of_the_same_step_reuses_blocks_that_a_load_inside_the_step_br
     assert not state.operations
 
 
+def test_blocks_of_an_ended_request_stay_until_they_were_sent() -> None:
+    """Older releases of OffloadingConnector keep all blocks of a request that ends, also without a prefix cache."""
+    settings = TapSettings("", "vllm", BLOCK, 8, medium="CPU", caching=False)
+    watch = Watching(TapRecorder(), Flattener(block_tokens=BLOCK, caching=False), settings)
+    tell(watch, ["all", [], True, 0, [[], []], []])
+    tell(watch, ["new", "a", [77], 24, 1, 0, None], ["lookup", "a", 0, 0, False], ["alloc", "a", [1, 2], 0])
+    tell(watch, ["step", [["a", [1, 2], 0, 24, 24]], [], [], [], [], [], 1, []])
+    tell(watch, ["finish", "a", "FINISHED_LENGTH_CAPPED", True, 0])
+    (slot,) = watch.leader.state.slots.values()
+    assert (slot.state, slot.device_blocks) == (SlotState.FINISHING, [1, 2])
+    tell(watch, ["copies", [], ["a"], [], []])
+    assert not watch.leader.state.slots
+    assert watch.rejected == []
+
+
+def test_the_blocks_of_an_ended_request_do_not_stay_for_ever() -> None:
+    """The report of the end of the copy may be lost; the next report of the whole engine ends the request."""
+    watch = Watching(TapRecorder(), Flattener(block_tokens=BLOCK), TapSettings("", "vllm", BLOCK, 8))
+    tell(watch, ["all", [], True, 0, [[], []], None])
+    tell(watch, ["new", "a", [77], 24, 1, 0, None], ["lookup", "a", 0, 0, False], ["alloc", "a", [1, 2], 0])
+    tell(watch, ["step", [["a", [1, 2], 0, 24, 24]], [], [], [], [], [], 1, []])
+    tell(watch, ["finish", "a", "FINISHED_LENGTH_CAPPED", True, 0])
+    assert watch.leader.state.slots
+    tell(watch, ["all", [], True, 2, [[], []], None])
+    assert not watch.leader.state.slots
+
+
 def tell(watch: Watching, *messages: list[Any]) -> None:
     """Messages of one step."""
     watch.now += 1_000

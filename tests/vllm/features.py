@@ -303,6 +303,7 @@ class Run:
         self.proof["loads"] += sum(one.status is RequestStatus.WAITING_FOR_REMOTE_KVS for one in requests)
         self.proof["hits"] = sum(found[0] for found in self.engine.cached.values())
         self.proof["loads"] += sum(found[1] for found in self.engine.cached.values())
+        self.proof["loads"] += self.engine.copies.loads
         self.proof["aborts"] = self.engine.aborted
         self.proof["failed loads"] = self.engine.copies.failed
 

@@ -7,8 +7,9 @@ run again, unless it is named or ``--again`` is given.
 
     cell            the process prints                             the table shows
     hybrid 0.26.0   {"steps": 246, "equal": 246, ...}              246
-    arc 0.12.0      {"refused": "ValueError: ..."}                 refused by vLLM
-    drafts 0.31.0   {"steps": 104, "equal": 75, "reasons": [...]}  differs: 75 of 104, with the first reason below
+    arc 0.12.0      {"refused": "ValueError: ..."}                 fails, the reason below
+    resets 0.26.0   {"steps": 142, "doubted": 142, ...}            ?
+    drafts 0.31.0   {"steps": 104, "equal": 75, "reasons": [...]}  **75 of 104**, with the first reason below
 
 Law of this file: a number in the table was printed by a cell that has compared every one of these steps.
 """
@@ -54,7 +55,8 @@ def cell(name: str, way: str) -> dict[str, Any]:
         except Exception as error:
             return _failed(name, error)
     found = {"steps": outcome.steps, "equal": outcome.equal, "reasons": list(outcome.reasons)[:5]}
-    return found | ({"unproved": list(outcome.unproved)} if outcome.unproved else {})
+    unproved = {} if outcome.doubted else {"unproved": list(outcome.unproved)}
+    return {**found, **unproved, "doubted": outcome.doubted}
 
 
 def _failed(name: str, error: Exception) -> dict[str, Any]:
@@ -169,6 +171,11 @@ def main() -> None:
             cells[name] = found
             kept.write_text(json.dumps(known, indent=1))
             print(f"{release:8} {name:24} {text_of(found)}", flush=True)
+    missing = [release for release in VLLM if len(known.get(release, ())) < len(FEATURES) * len(WAYS)]
+    if missing:
+        print(f"docs/matrix.md is not written: cells are missing for {', '.join(missing)}")
+    else:
+        DOCUMENT.write_text(document(known))
 
 
 def text_of(found: dict[str, Any]) -> str:
@@ -177,9 +184,88 @@ def text_of(found: dict[str, Any]) -> str:
         if kind in found:
             return f"{kind}: {found[kind]}"
     line = f"{found['equal']} of {found['steps']} steps equal"
-    if "unproved" in found:
+    if found["doubted"]:
+        line += ", every count with a question mark"
+    if found.get("unproved"):
         line += f"; never happened: {', '.join(found['unproved'])}"
     return "; ".join([line, *found["reasons"][:1]])
+
+
+# --- the document ---
+
+HEAD: Final = """# The tap in releases of vLLM
+
+Made by `make matrix` (`python -m tests.vllm.matrix`). Each cell runs vLLM's own scheduler of that release under a
+feature. After every step slots, states, positions, blocks of each slot and group, holders, hashes, evictions with their
+culprit and lower tiers are compared with the engine's own state. An audit of the pool runs in every step, too.
+
+| cell | means |
+|---|---|
+| a number | so many steps were compared, and all were equal |
+| `?` | every count of this engine carries the question mark, so nothing wrong is shown as certain |
+| – | the release lacks the feature |
+| own | the release fails here without a tap, too |
+| **a of b** | a of b steps were equal |
+"""
+TITLES: Final = {
+    "scheduler": "The tap at the scheduler (`KVBM_TAP`)",
+    "connector": "The tap at the connector (`kv_connector_module_path`)",
+}
+
+
+def document(known: dict[str, dict[str, dict[str, Any]]]) -> str:
+    """The document of all cells, with a line below each table for every reason."""
+    from tests.vllm.features import FEATURES, WAYS
+
+    parts = [HEAD]
+    for way in WAYS:
+        notes: dict[str, list[str]] = {}
+        parts.append(f"\n## {TITLES[way]}\n\n| feature | {' | '.join(VLLM)} |\n|---|{'---|' * len(VLLM)}\n")
+        for name, feature in FEATURES.items():
+            cells = []
+            for release in VLLM:
+                found = known[release][f"{name}@{way}"]
+                cells.append(short_of(found))
+                note = note_of(found)
+                if note:
+                    notes.setdefault(note, []).append(f"{name} {release}")
+            parts.append(f"| {feature.title} (`{name}`) | {' | '.join(cells)} |\n")
+        parts.append("\n" if notes else "")
+        parts += [f"- {note}: {', '.join(where)}\n" for note, where in notes.items()]
+    return "".join(parts)
+
+
+def short_of(found: dict[str, Any]) -> str:
+    """A result in a cell of the table."""
+    if "missing" in found:
+        return "–"
+    if "refused" in found:
+        return "own"
+    if "error" in found:
+        return "**error**"
+    if found["doubted"] == found["steps"]:
+        return "`?`"
+    if found["equal"] == found["steps"]:
+        return str(found["steps"])
+    return f"**{found['equal']} of {found['steps']}**"
+
+
+def note_of(found: dict[str, Any]) -> str:
+    """The reason of a result, for the lines below the table; empty for a result without one."""
+    for kind, words in (("missing", "–, "), ("refused", "own, "), ("error", "error, ")):
+        if kind in found:
+            return words + _code(found[kind])
+    if found["doubted"]:
+        return ""
+    if found["reasons"]:
+        return f"differs, {_code(found['reasons'][0])}"
+    if found["unproved"]:
+        return f"has not happened here: {', '.join(found['unproved'])}"
+    return ""
+
+
+def _code(text: str) -> str:
+    return "`" + " ".join(text.split()).replace("`", "'")[:160] + "`"
 
 
 if __name__ == "__main__":

@@ -38,12 +38,15 @@ def example(directory: str) -> dict[str, Any]:
     raise NoSuchFeature("no ExampleConnector")
 
 
-def store_prompts(connector: Any, metadata: Any) -> None:
-    """Make the directories of the prompts that this step stores, as the connector's worker does."""
+def store_prompts(connector: Any, metadata: Any) -> int:
+    """Make the directories of the prompts that this step stores, as the connector's worker does. Returns the loads."""
+    loads = 0
     for part in parts(metadata):
         for request in part.requests:
+            loads += not request.is_store
             if request.is_store:
                 connector._generate_foldername_debug(request.token_ids, request.mm_hashes, create_folder=True)
+    return loads
 
 
 def lmcache() -> dict[str, Any]:
@@ -67,13 +70,16 @@ class Chunks:
         self._known: set[tuple[int, ...]] = set()
         self._answers: dict[str, int] = {}
 
-    def store(self, metadata: Any) -> None:
-        """Store the chunks of a step."""
+    def store(self, metadata: Any) -> int:
+        """Store the chunks of a step. Returns the loads."""
+        loads = 0
         for part in parts(metadata):
             for request in part.requests:
+                loads += request.load_spec is not None and request.load_spec.can_load
                 if request.save_spec is not None and request.save_spec.can_save:
                     tokens = [int(token) for token in request.token_ids]
                     self._known.update(tuple(tokens[:end]) for end in range(CHUNK, len(tokens) + 1, CHUNK))
+        return loads
 
     # --- the interface of a lookup client ---
 
@@ -120,7 +126,7 @@ def _after_meta(engine: Any, store: Any) -> None:
     step = engine.copies.step
 
     def stepped(metadata: Any, ended_requests: Any = ()) -> Any:
-        store(metadata)
+        engine.copies.loads += store(metadata)
         return step(metadata, ended_requests)
 
     engine.copies.step = stepped

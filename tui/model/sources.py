@@ -32,6 +32,9 @@ class TapCost(msgspec.Struct, frozen=True):
     checked_blocks: int | None = None
     """Blocks whose bytes ``sanitize`` compared, None without it."""
     mismatched_blocks: int = 0
+    audited_places: int | None = None
+    """Places of the engine's pool that audits compared, None where the engine does not give its pool."""
+    differing_places: int = 0
 
 
 class Following(msgspec.Struct, frozen=True):

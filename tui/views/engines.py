@@ -147,7 +147,18 @@ def _cost(desk: Desk, source: int) -> list[Piece]:
         Piece(f"tap: {call}, {part}", "text"),
         Piece(f"{count(cost.dropped)} dropped", "caution" if cost.dropped else "muted"),
         Piece(plural(cost.errors, "error"), "caution" if cost.errors else "muted"),
-        Piece(step), Piece(plural(cost.calls, "call")), *_checks(cost),
+        Piece(step), Piece(plural(cost.calls, "call")), *_audits(cost), *_checks(cost),
+    ]
+
+
+def _audits(cost: TapCost) -> list[Piece]:
+    """The places of the engine's own pool that were compared with ours."""
+    if cost.audited_places is None:
+        return []
+    wrong = cost.differing_places
+    return [
+        Piece(f"{plural(cost.audited_places, 'place')} audited"),
+        Piece(f"{count(wrong)} differed", "fault" if wrong else "muted"),
     ]
 
 

@@ -193,6 +193,37 @@ class WrongBytes(Lint):
             )
 
 
+class WrongFacts(Lint):
+    """Differences that audits found between an engine's own pool and the facts; one finding for each engine."""
+
+    name = "audit"
+    level = Level.FAULT
+    threshold = "one place whose content or holders differ from the engine's own pool"
+    bad = "counts were wrong since the last audit that found no difference, and not marked as uncertain"
+    do = "keep the recording and report it with the engine's release: this is a bug. The tap reports everything anew"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._seen: dict[int, list[ev.AuditDiffered]] = {}
+        self._times: dict[int, int] = {}
+        self.after = {ev.AuditDiffered: self._differed}
+
+    def _differed(self, e: ev.AuditDiffered, state: CacheState) -> None:
+        source = state.pools[e.pool].info.source
+        self._times[source] = self._times.get(source, 0) + 1
+        kept = self._seen.setdefault(source, [])
+        if len(kept) <= EVIDENCE_MAX:
+            kept.append(e)
+
+    def findings(self, state: CacheState | None, at_ns: int) -> Iterator[Finding]:
+        """All findings, because what was shown stays wrong."""
+        for source, (first, *more) in self._seen.items():
+            yield self.finding(
+                f"source {source}", "audit differs", first.detail, seq=first.seq, evidence=(e.seq for e in more),
+                since_ns=first.at_ns, count=self._times[source], weight=self._times[source],
+            )
+
+
 class BrokenInvariant(Lint):
     """Broken invariants that the core caught. Of a whole recording, ``audited`` finds more of them."""
 

@@ -154,6 +154,10 @@ def _call_blocked(state: "CacheState", e: ev.CallBlocked) -> None:
     """The time of a call is an account of the past."""
 
 
+def _audit_differed(state: "CacheState", e: ev.AuditDiffered) -> None:
+    """The facts stay as they are; a whole report mends them, and ``SourceLost`` marks them until then."""
+
+
 FOLDS: Final[dict[type[ev.Event], Callable[["CacheState", Any], None]]] = {
     ev.BreakpointsChanged: _breakpoints_changed,
     ev.BreakpointHit: _breakpoint_hit,
@@ -171,6 +175,7 @@ FOLDS: Final[dict[type[ev.Event], Callable[["CacheState", Any], None]]] = {
     ev.ContentMismatched: _content_mismatched,
     ev.ConnectorMeasured: _connector_measured,
     ev.CallBlocked: _call_blocked,
+    ev.AuditDiffered: _audit_differed,
     ev.BreakpointStopped: _breakpoint_stopped,
     ev.SlotCaptured: _slot_captured,
     ev.Frozen: _frozen,

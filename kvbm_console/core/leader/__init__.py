@@ -75,6 +75,7 @@ HANDLERS: Final[dict[type[st.Stimulus], Callable[[Decider, Any], Any]]] = {
     st.ConnectorReported: connectors.connector_reported,
     st.CallReported: connectors.call_reported,
     st.MismatchReported: observed.mismatch_reported,
+    st.PlacesAudited: observed.not_watched,
     st.PipelineStepped: debugger.pipeline_stepped,
     st.RunForRequested: debugger.run_for_requested,
     st.CandidateSkipRequested: debugger.candidate_skip_requested,

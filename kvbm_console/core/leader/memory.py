@@ -182,6 +182,8 @@ class LeaderMemory(msgspec.Struct):
     """Operations that every rank has reported and that were not ended yet."""
     ending: list[int] = []
     """Slots in ``finishing``."""
+    delayed: set[int] = set()
+    """Slots in ``finishing`` whose engine keeps the blocks until its connector says that they were sent."""
     dirty: list[int] = []
     """Pools to look at for offloads at the end of this stimulus."""
     batch_of: dict[int, int] = {}

@@ -8,7 +8,7 @@ Law of this file: no report is refused because it does not fit the facts. When a
 state, the report wins. The source is marked as lossy, so its counts are shown as uncertain.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from typing import Any, Final
 
@@ -20,6 +20,7 @@ from kvbm_console.core.ids import (
     EMPTY_HASH,
     Authority,
     CandidateStatus,
+    Condition,
     EvictRule,
     FinishReason,
     MissReason,
@@ -29,7 +30,7 @@ from kvbm_console.core.ids import (
     Tier,
     WaitPoint,
 )
-from kvbm_console.core.instructions import FencedBlocks, FinishAnswer, IterationMetadata, MatchAnswer
+from kvbm_console.core.instructions import AuditAnswer, FencedBlocks, FinishAnswer, IterationMetadata, MatchAnswer
 from kvbm_console.core.leader import lookups
 from kvbm_console.core.leader.connectors import cancel_told, remember
 from kvbm_console.core.leader.decider import Decider
@@ -53,7 +54,7 @@ TOLD: Final = -1
 """The operation number of blocks that an engine reports without a report of their writing."""
 
 
-def not_watched(decider: Decider, s: st.LookupObserved | st.CopiesObserved) -> None:
+def not_watched(decider: Decider, s: st.LookupObserved | st.CopiesObserved | st.PlacesAudited) -> None:
     """Refuse a stimulus that only a watched engine sends."""
     raise Refused(f"source {s.source} has declared no device pool that is only watched")
 
@@ -266,6 +267,8 @@ def request_finished(decider: Decider, s: st.RequestFinished) -> FinishAnswer:
         raise Refused(f"request {s.request!r} is {slot.state.label} already")
     if s.delayed:
         store(decider, slot)
+        if not slot.outstanding:
+            decider.memory.delayed.add(slot.slot)
     _give_up_unnamed(decider, slot, unpack_ids(s.block_ids))
     return _finish(decider, slot, s.reason)
 
@@ -288,7 +291,7 @@ def _give_up_unnamed(decider: Decider, slot: SlotFacts, named: list[int]) -> Non
 
 def _finish(decider: Decider, slot: SlotFacts, reason: FinishReason) -> FinishAnswer:
     cancel_hold(decider, slot, "aborted" if reason is FinishReason.ABORTED else "finished")
-    if slot.outstanding:
+    if slot.outstanding or slot.slot in decider.memory.delayed:
         move(decider, slot, _S.FINISHING, reason=reason)
         decider.memory.ending.append(slot.slot)
         return FinishAnswer(True)
@@ -300,6 +303,7 @@ def _finish(decider: Decider, slot: SlotFacts, reason: FinishReason) -> FinishAn
 def _abort(decider: Decider, slot: SlotFacts) -> None:
     """The request is over, and its copies with it: nothing more is heard of them."""
     close_copies(decider, slot)
+    decider.memory.delayed.discard(slot.slot)
     if slot.state not in ENDED:
         _finish(decider, slot, FinishReason.ABORTED)
     elif slot.slot in decider.memory.ending:
@@ -406,6 +410,77 @@ def _forget(decider: Decider, pool: PoolFacts, places: list[int]) -> None:
         decider.gave_up(pool, places, hashes)
 
 
+# --- audits: the engine's own pool beside the facts ---
+
+
+def places_audited(decider: Decider, s: st.PlacesAudited) -> AuditAnswer:
+    """Compare a part of the engine's pool with the facts. A difference is an event, and marks the source as lossy."""
+    if not 0 <= s.pool < len(decider.state.pools) or decider.state.pools[s.pool].info.source != s.source:
+        raise Refused(f"pool {s.pool} is not one of source {s.source}")
+    pool = decider.state.pools[s.pool]
+    hashes, holders = unpack_hashes(s.hashes), unpack_ids(s.references)
+    if pool.info.authority is not Authority.OBSERVED:
+        wrong = [(0, key) for key in hashes if key not in pool.by_hash]
+        details = [f"hash {key:x} of group {pool.info.group} is not known here" for _, key in wrong]
+        ids = b""
+    else:
+        if len(holders) != len(hashes) or s.first < 0:
+            raise Refused(f"{len(hashes)} hashes do not fit {len(holders)} holders from place {s.first} on")
+        loading = _loading(decider, pool)
+        found = list(_differing(decider, pool, loading, s, hashes, holders))
+        wrong = [(place, hashes[place - s.first]) for place, _ in found]
+        details, ids = [detail for _, detail in found], pack_ids(place for place, _ in wrong)
+        if (free := _free_places(pool)) is not None and s.free not in (None, free):
+            details.append(f"{s.free} places are free in the engine, {free} here")
+        if not loading and s.cached not in (None, cached := _cached(decider, pool)):
+            details.append(f"{s.cached} hashes are cached in the engine, {cached} here")
+    if details:
+        decider.emit(ev.AuditDiffered, s.pool, ids, pack_hashes(key for _, key in wrong), details[0])
+        contradicted(decider, s.source)
+    return AuditAnswer(len(details))
+
+
+def _loading(decider: Decider, pool: PoolFacts) -> set[int]:
+    """Places of running loads. The engine names a loaded block when its request goes on, the facts when it begins."""
+    state = decider.state
+    slots = (slot for slot in state.slots.values() if slot.device_pool == pool.info.pool)
+    loading = {place for slot in slots if slot.state is _S.ONBOARDING for place in slot.device_blocks}
+    return loading.union(*(copy.targets for copy in state.operations.values() if copy.target_pool == pool.info.pool))
+
+
+def _differing(
+    decider: Decider, pool: PoolFacts, loading: set[int], s: st.PlacesAudited, hashes: list[int], holders: list[int]
+) -> Iterator[tuple[int, str]]:
+    """(place, sentence) of each place that differs. Without ``free`` others may hold places, too."""
+    mine = [slot for slot in decider.state.slots.values() if slot.device_pool == pool.info.pool]
+    known = len(pool)
+    for place, (theirs, held) in enumerate(zip(hashes, holders, strict=True), s.first):
+        ours, refs = (pool.hash_of[place], pool.refs[place]) if place < known else (EMPTY_HASH, 0)
+        if ours != theirs and (theirs or place not in loading):
+            yield place, f"place {place} holds {theirs:x} in the engine, {ours:x} here"
+        elif refs != held:
+            refs = sum(place in slot.device_blocks for slot in mine)  # a copy is no holder in the engine
+            if refs > held or (s.free is not None and refs != held):
+                yield place, f"place {place} has {held} holders in the engine, {refs} here"
+
+
+def _cached(decider: Decider, pool: PoolFacts) -> int:
+    """Hashes on the device in all groups of this engine."""
+    return sum(
+        len(other.by_hash) for other in decider.state.pools
+        if other.info.tier is pool.info.tier and other.info.source == pool.info.source
+    )
+
+
+def _free_places(pool: PoolFacts) -> int | None:
+    """Places that no request holds; None without a capacity. The engine's null block is never free."""
+    if pool.info.capacity_blocks is None:
+        return None
+    return pool.info.capacity_blocks - 1 - sum(
+        pool.counts[condition] for condition in (Condition.WRITING, Condition.REFERENCED, Condition.QUARANTINED)
+    )
+
+
 # --- copies ---
 
 
@@ -488,6 +563,9 @@ def copies_observed(decider: Decider, s: st.CopiesObserved) -> None:
             if slot is not None and slot.state is SlotState.FINISHING:
                 discard(decider, operation)
     for request in s.sent:
+        slot = decider.state.slot_named(request)
+        if slot is not None:
+            decider.memory.delayed.discard(slot.slot)
         for operation in copies_of(decider, request, loads=False):
             report(decider, operation, failed=False)
 
@@ -747,6 +825,7 @@ HANDLERS: Final[dict[type[st.Stimulus], Callable[[Decider, Any], Any]]] = {
     st.RequestPreempted: request_preempted,
     st.RequestFinished: request_finished,
     st.CopiesObserved: copies_observed,
+    st.PlacesAudited: places_audited,
     st.SourceRestarted: source_restarted,
 }
 """Stimulus type to its handler for an engine that is only watched; the others are as for every source."""

@@ -50,7 +50,7 @@ def close_slot(decider: Decider, slot: SlotFacts) -> None:
 
     A hold of a copy passes to the release, where the slot stands still when no copy of it is left.
     """
-    if slot.outstanding:
+    if slot.outstanding or slot.slot in decider.memory.delayed:
         return
     if slot.hold is not None:
         park(decider, slot)

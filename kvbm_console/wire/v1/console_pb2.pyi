@@ -785,7 +785,7 @@ class FeedRequest(_message.Message):
     def __init__(self, open: _Optional[_Union[OpenFeed, _Mapping]] = ..., batch: _Optional[_Union[StimulusBatch, _Mapping]] = ..., cost: _Optional[_Union[FeedCost, _Mapping]] = ...) -> None: ...
 
 class FeedCost(_message.Message):
-    __slots__ = ("calls", "dropped", "call_ns", "steps", "step_ns", "errors", "checked_blocks", "mismatched_blocks", "unknown_blocks", "check_ns")
+    __slots__ = ("calls", "dropped", "call_ns", "steps", "step_ns", "errors", "checked_blocks", "mismatched_blocks", "unknown_blocks", "check_ns", "audited_places", "differing_places")
     CALLS_FIELD_NUMBER: _ClassVar[int]
     DROPPED_FIELD_NUMBER: _ClassVar[int]
     CALL_NS_FIELD_NUMBER: _ClassVar[int]
@@ -796,6 +796,8 @@ class FeedCost(_message.Message):
     MISMATCHED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     UNKNOWN_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     CHECK_NS_FIELD_NUMBER: _ClassVar[int]
+    AUDITED_PLACES_FIELD_NUMBER: _ClassVar[int]
+    DIFFERING_PLACES_FIELD_NUMBER: _ClassVar[int]
     calls: int
     dropped: int
     call_ns: int
@@ -806,7 +808,9 @@ class FeedCost(_message.Message):
     mismatched_blocks: int
     unknown_blocks: int
     check_ns: int
-    def __init__(self, calls: _Optional[int] = ..., dropped: _Optional[int] = ..., call_ns: _Optional[int] = ..., steps: _Optional[int] = ..., step_ns: _Optional[int] = ..., errors: _Optional[int] = ..., checked_blocks: _Optional[int] = ..., mismatched_blocks: _Optional[int] = ..., unknown_blocks: _Optional[int] = ..., check_ns: _Optional[int] = ...) -> None: ...
+    audited_places: int
+    differing_places: int
+    def __init__(self, calls: _Optional[int] = ..., dropped: _Optional[int] = ..., call_ns: _Optional[int] = ..., steps: _Optional[int] = ..., step_ns: _Optional[int] = ..., errors: _Optional[int] = ..., checked_blocks: _Optional[int] = ..., mismatched_blocks: _Optional[int] = ..., unknown_blocks: _Optional[int] = ..., check_ns: _Optional[int] = ..., audited_places: _Optional[int] = ..., differing_places: _Optional[int] = ...) -> None: ...
 
 class OpenFeed(_message.Message):
     __slots__ = ("name", "moves", "pauses", "points")
@@ -875,7 +879,7 @@ class Answers(_message.Message):
     def __init__(self, first_n: _Optional[int] = ..., answers: _Optional[_Iterable[_Union[Answer, _Mapping]]] = ...) -> None: ...
 
 class Answer(_message.Message):
-    __slots__ = ("match", "fenced", "finish", "metadata", "clones", "rejected", "pool")
+    __slots__ = ("match", "fenced", "finish", "metadata", "clones", "rejected", "pool", "audit")
     MATCH_FIELD_NUMBER: _ClassVar[int]
     FENCED_FIELD_NUMBER: _ClassVar[int]
     FINISH_FIELD_NUMBER: _ClassVar[int]
@@ -883,6 +887,7 @@ class Answer(_message.Message):
     CLONES_FIELD_NUMBER: _ClassVar[int]
     REJECTED_FIELD_NUMBER: _ClassVar[int]
     POOL_FIELD_NUMBER: _ClassVar[int]
+    AUDIT_FIELD_NUMBER: _ClassVar[int]
     match: MatchAnswer
     fenced: FencedBlocks
     finish: FinishAnswer
@@ -890,7 +895,14 @@ class Answer(_message.Message):
     clones: CloneAnswer
     rejected: str
     pool: int
-    def __init__(self, match: _Optional[_Union[MatchAnswer, _Mapping]] = ..., fenced: _Optional[_Union[FencedBlocks, _Mapping]] = ..., finish: _Optional[_Union[FinishAnswer, _Mapping]] = ..., metadata: _Optional[_Union[IterationMetadata, _Mapping]] = ..., clones: _Optional[_Union[CloneAnswer, _Mapping]] = ..., rejected: _Optional[str] = ..., pool: _Optional[int] = ...) -> None: ...
+    audit: AuditAnswer
+    def __init__(self, match: _Optional[_Union[MatchAnswer, _Mapping]] = ..., fenced: _Optional[_Union[FencedBlocks, _Mapping]] = ..., finish: _Optional[_Union[FinishAnswer, _Mapping]] = ..., metadata: _Optional[_Union[IterationMetadata, _Mapping]] = ..., clones: _Optional[_Union[CloneAnswer, _Mapping]] = ..., rejected: _Optional[str] = ..., pool: _Optional[int] = ..., audit: _Optional[_Union[AuditAnswer, _Mapping]] = ...) -> None: ...
+
+class AuditAnswer(_message.Message):
+    __slots__ = ("differing",)
+    DIFFERING_FIELD_NUMBER: _ClassVar[int]
+    differing: int
+    def __init__(self, differing: _Optional[int] = ...) -> None: ...
 
 class MatchAnswer(_message.Message):
     __slots__ = ("tokens", "asynchronous")
@@ -1199,7 +1211,7 @@ class BreakpointSpec(_message.Message):
     def __init__(self, id: _Optional[int] = ..., site: _Optional[_Union[Site, str]] = ..., request: _Optional[str] = ..., from_state: _Optional[_Union[SlotState, str]] = ..., to_state: _Optional[_Union[SlotState, str]] = ..., tier: _Optional[_Union[Tier, str]] = ..., route: _Optional[_Union[Route, str]] = ..., action: _Optional[_Union[BreakpointAction, str]] = ..., enabled: _Optional[bool] = ..., one_shot: _Optional[bool] = ..., ignore_count: _Optional[int] = ..., max_hold_ns: _Optional[int] = ..., name: _Optional[str] = ..., status: _Optional[_Union[CandidateStatus, str]] = ..., condition: _Optional[str] = ..., hit_condition: _Optional[str] = ..., log: _Optional[str] = ..., suspend: _Optional[_Union[Suspend, str]] = ..., depends_on: _Optional[int] = ..., on_timeout: _Optional[_Union[OnTimeout, str]] = ..., expires_ns: _Optional[int] = ..., persist: _Optional[bool] = ...) -> None: ...
 
 class Event(_message.Message):
-    __slots__ = ("seq", "at_ns", "cause", "pool_known", "slot_opened", "slot_moved", "slot_closed", "slot_cloned", "lookup_answered", "blocks_staged", "staging_released", "device_blocks_assigned", "device_blocks_released", "blocks_filled", "blocks_evicted", "blocks_reserved", "blocks_ready", "blocks_dropped", "candidate_planned", "candidate_enqueued", "candidate_evaluated", "candidate_skipped", "candidate_promoted", "operation_started", "operation_reported", "candidate_ended", "batch_ended", "iteration_advanced", "prefix_scored", "hits_lost", "breakpoints_changed", "breakpoint_hit", "slot_held", "hold_parked", "hold_released", "hold_denied", "lease_changed", "reset_begun", "reset_done", "drain_begun", "stimulus_rejected", "completion_refused", "invariant_violated", "blocks_seen", "source_lost", "noted", "blocks_quarantined", "breakpoint_stopped", "slot_captured", "frozen", "thawed", "prefetch_limited", "content_mismatched", "engine_measured", "device_blocks_replaced", "connector_measured", "call_blocked")
+    __slots__ = ("seq", "at_ns", "cause", "pool_known", "slot_opened", "slot_moved", "slot_closed", "slot_cloned", "lookup_answered", "blocks_staged", "staging_released", "device_blocks_assigned", "device_blocks_released", "blocks_filled", "blocks_evicted", "blocks_reserved", "blocks_ready", "blocks_dropped", "candidate_planned", "candidate_enqueued", "candidate_evaluated", "candidate_skipped", "candidate_promoted", "operation_started", "operation_reported", "candidate_ended", "batch_ended", "iteration_advanced", "prefix_scored", "hits_lost", "breakpoints_changed", "breakpoint_hit", "slot_held", "hold_parked", "hold_released", "hold_denied", "lease_changed", "reset_begun", "reset_done", "drain_begun", "stimulus_rejected", "completion_refused", "invariant_violated", "blocks_seen", "source_lost", "noted", "blocks_quarantined", "breakpoint_stopped", "slot_captured", "frozen", "thawed", "prefetch_limited", "content_mismatched", "engine_measured", "device_blocks_replaced", "connector_measured", "call_blocked", "audit_differed")
     class PoolKnown(_message.Message):
         __slots__ = ("pool", "source", "dp_rank", "group", "tier", "medium", "capacity_blocks", "block_tokens", "authority", "silent")
         POOL_FIELD_NUMBER: _ClassVar[int]
@@ -1864,6 +1876,17 @@ class Event(_message.Message):
         method: str
         took_ns: int
         def __init__(self, slot: _Optional[int] = ..., source: _Optional[int] = ..., request: _Optional[str] = ..., connector: _Optional[str] = ..., method: _Optional[str] = ..., took_ns: _Optional[int] = ...) -> None: ...
+    class AuditDiffered(_message.Message):
+        __slots__ = ("pool", "ids", "hashes", "detail")
+        POOL_FIELD_NUMBER: _ClassVar[int]
+        IDS_FIELD_NUMBER: _ClassVar[int]
+        HASHES_FIELD_NUMBER: _ClassVar[int]
+        DETAIL_FIELD_NUMBER: _ClassVar[int]
+        pool: int
+        ids: bytes
+        hashes: bytes
+        detail: str
+        def __init__(self, pool: _Optional[int] = ..., ids: _Optional[bytes] = ..., hashes: _Optional[bytes] = ..., detail: _Optional[str] = ...) -> None: ...
     SEQ_FIELD_NUMBER: _ClassVar[int]
     AT_NS_FIELD_NUMBER: _ClassVar[int]
     CAUSE_FIELD_NUMBER: _ClassVar[int]
@@ -1921,6 +1944,7 @@ class Event(_message.Message):
     DEVICE_BLOCKS_REPLACED_FIELD_NUMBER: _ClassVar[int]
     CONNECTOR_MEASURED_FIELD_NUMBER: _ClassVar[int]
     CALL_BLOCKED_FIELD_NUMBER: _ClassVar[int]
+    AUDIT_DIFFERED_FIELD_NUMBER: _ClassVar[int]
     seq: int
     at_ns: int
     cause: int
@@ -1978,10 +2002,11 @@ class Event(_message.Message):
     device_blocks_replaced: Event.DeviceBlocksReplaced
     connector_measured: Event.ConnectorMeasured
     call_blocked: Event.CallBlocked
-    def __init__(self, seq: _Optional[int] = ..., at_ns: _Optional[int] = ..., cause: _Optional[int] = ..., pool_known: _Optional[_Union[Event.PoolKnown, _Mapping]] = ..., slot_opened: _Optional[_Union[Event.SlotOpened, _Mapping]] = ..., slot_moved: _Optional[_Union[Event.SlotMoved, _Mapping]] = ..., slot_closed: _Optional[_Union[Event.SlotClosed, _Mapping]] = ..., slot_cloned: _Optional[_Union[Event.SlotCloned, _Mapping]] = ..., lookup_answered: _Optional[_Union[Event.LookupAnswered, _Mapping]] = ..., blocks_staged: _Optional[_Union[Event.BlocksStaged, _Mapping]] = ..., staging_released: _Optional[_Union[Event.StagingReleased, _Mapping]] = ..., device_blocks_assigned: _Optional[_Union[Event.DeviceBlocksAssigned, _Mapping]] = ..., device_blocks_released: _Optional[_Union[Event.DeviceBlocksReleased, _Mapping]] = ..., blocks_filled: _Optional[_Union[Event.BlocksFilled, _Mapping]] = ..., blocks_evicted: _Optional[_Union[Event.BlocksEvicted, _Mapping]] = ..., blocks_reserved: _Optional[_Union[Event.BlocksReserved, _Mapping]] = ..., blocks_ready: _Optional[_Union[Event.BlocksReady, _Mapping]] = ..., blocks_dropped: _Optional[_Union[Event.BlocksDropped, _Mapping]] = ..., candidate_planned: _Optional[_Union[Event.CandidatePlanned, _Mapping]] = ..., candidate_enqueued: _Optional[_Union[Event.CandidateEnqueued, _Mapping]] = ..., candidate_evaluated: _Optional[_Union[Event.CandidateEvaluated, _Mapping]] = ..., candidate_skipped: _Optional[_Union[Event.CandidateSkipped, _Mapping]] = ..., candidate_promoted: _Optional[_Union[Event.CandidatePromoted, _Mapping]] = ..., operation_started: _Optional[_Union[Event.OperationStarted, _Mapping]] = ..., operation_reported: _Optional[_Union[Event.OperationReported, _Mapping]] = ..., candidate_ended: _Optional[_Union[Event.CandidateEnded, _Mapping]] = ..., batch_ended: _Optional[_Union[Event.BatchEnded, _Mapping]] = ..., iteration_advanced: _Optional[_Union[Event.IterationAdvanced, _Mapping]] = ..., prefix_scored: _Optional[_Union[Event.PrefixScored, _Mapping]] = ..., hits_lost: _Optional[_Union[Event.HitsLost, _Mapping]] = ..., breakpoints_changed: _Optional[_Union[Event.BreakpointsChanged, _Mapping]] = ..., breakpoint_hit: _Optional[_Union[Event.BreakpointHit, _Mapping]] = ..., slot_held: _Optional[_Union[Event.SlotHeld, _Mapping]] = ..., hold_parked: _Optional[_Union[Event.HoldParked, _Mapping]] = ..., hold_released: _Optional[_Union[Event.HoldReleased, _Mapping]] = ..., hold_denied: _Optional[_Union[Event.HoldDenied, _Mapping]] = ..., lease_changed: _Optional[_Union[Event.LeaseChanged, _Mapping]] = ..., reset_begun: _Optional[_Union[Event.ResetBegun, _Mapping]] = ..., reset_done: _Optional[_Union[Event.ResetDone, _Mapping]] = ..., drain_begun: _Optional[_Union[Event.DrainBegun, _Mapping]] = ..., stimulus_rejected: _Optional[_Union[Event.StimulusRejected, _Mapping]] = ..., completion_refused: _Optional[_Union[Event.CompletionRefused, _Mapping]] = ..., invariant_violated: _Optional[_Union[Event.InvariantViolated, _Mapping]] = ..., blocks_seen: _Optional[_Union[Event.BlocksSeen, _Mapping]] = ..., source_lost: _Optional[_Union[Event.SourceLost, _Mapping]] = ..., noted: _Optional[_Union[Event.Noted, _Mapping]] = ..., blocks_quarantined: _Optional[_Union[Event.BlocksQuarantined, _Mapping]] = ..., breakpoint_stopped: _Optional[_Union[Event.BreakpointStopped, _Mapping]] = ..., slot_captured: _Optional[_Union[Event.SlotCaptured, _Mapping]] = ..., frozen: _Optional[_Union[Event.Frozen, _Mapping]] = ..., thawed: _Optional[_Union[Event.Thawed, _Mapping]] = ..., prefetch_limited: _Optional[_Union[Event.PrefetchLimited, _Mapping]] = ..., content_mismatched: _Optional[_Union[Event.ContentMismatched, _Mapping]] = ..., engine_measured: _Optional[_Union[Event.EngineMeasured, _Mapping]] = ..., device_blocks_replaced: _Optional[_Union[Event.DeviceBlocksReplaced, _Mapping]] = ..., connector_measured: _Optional[_Union[Event.ConnectorMeasured, _Mapping]] = ..., call_blocked: _Optional[_Union[Event.CallBlocked, _Mapping]] = ...) -> None: ...
+    audit_differed: Event.AuditDiffered
+    def __init__(self, seq: _Optional[int] = ..., at_ns: _Optional[int] = ..., cause: _Optional[int] = ..., pool_known: _Optional[_Union[Event.PoolKnown, _Mapping]] = ..., slot_opened: _Optional[_Union[Event.SlotOpened, _Mapping]] = ..., slot_moved: _Optional[_Union[Event.SlotMoved, _Mapping]] = ..., slot_closed: _Optional[_Union[Event.SlotClosed, _Mapping]] = ..., slot_cloned: _Optional[_Union[Event.SlotCloned, _Mapping]] = ..., lookup_answered: _Optional[_Union[Event.LookupAnswered, _Mapping]] = ..., blocks_staged: _Optional[_Union[Event.BlocksStaged, _Mapping]] = ..., staging_released: _Optional[_Union[Event.StagingReleased, _Mapping]] = ..., device_blocks_assigned: _Optional[_Union[Event.DeviceBlocksAssigned, _Mapping]] = ..., device_blocks_released: _Optional[_Union[Event.DeviceBlocksReleased, _Mapping]] = ..., blocks_filled: _Optional[_Union[Event.BlocksFilled, _Mapping]] = ..., blocks_evicted: _Optional[_Union[Event.BlocksEvicted, _Mapping]] = ..., blocks_reserved: _Optional[_Union[Event.BlocksReserved, _Mapping]] = ..., blocks_ready: _Optional[_Union[Event.BlocksReady, _Mapping]] = ..., blocks_dropped: _Optional[_Union[Event.BlocksDropped, _Mapping]] = ..., candidate_planned: _Optional[_Union[Event.CandidatePlanned, _Mapping]] = ..., candidate_enqueued: _Optional[_Union[Event.CandidateEnqueued, _Mapping]] = ..., candidate_evaluated: _Optional[_Union[Event.CandidateEvaluated, _Mapping]] = ..., candidate_skipped: _Optional[_Union[Event.CandidateSkipped, _Mapping]] = ..., candidate_promoted: _Optional[_Union[Event.CandidatePromoted, _Mapping]] = ..., operation_started: _Optional[_Union[Event.OperationStarted, _Mapping]] = ..., operation_reported: _Optional[_Union[Event.OperationReported, _Mapping]] = ..., candidate_ended: _Optional[_Union[Event.CandidateEnded, _Mapping]] = ..., batch_ended: _Optional[_Union[Event.BatchEnded, _Mapping]] = ..., iteration_advanced: _Optional[_Union[Event.IterationAdvanced, _Mapping]] = ..., prefix_scored: _Optional[_Union[Event.PrefixScored, _Mapping]] = ..., hits_lost: _Optional[_Union[Event.HitsLost, _Mapping]] = ..., breakpoints_changed: _Optional[_Union[Event.BreakpointsChanged, _Mapping]] = ..., breakpoint_hit: _Optional[_Union[Event.BreakpointHit, _Mapping]] = ..., slot_held: _Optional[_Union[Event.SlotHeld, _Mapping]] = ..., hold_parked: _Optional[_Union[Event.HoldParked, _Mapping]] = ..., hold_released: _Optional[_Union[Event.HoldReleased, _Mapping]] = ..., hold_denied: _Optional[_Union[Event.HoldDenied, _Mapping]] = ..., lease_changed: _Optional[_Union[Event.LeaseChanged, _Mapping]] = ..., reset_begun: _Optional[_Union[Event.ResetBegun, _Mapping]] = ..., reset_done: _Optional[_Union[Event.ResetDone, _Mapping]] = ..., drain_begun: _Optional[_Union[Event.DrainBegun, _Mapping]] = ..., stimulus_rejected: _Optional[_Union[Event.StimulusRejected, _Mapping]] = ..., completion_refused: _Optional[_Union[Event.CompletionRefused, _Mapping]] = ..., invariant_violated: _Optional[_Union[Event.InvariantViolated, _Mapping]] = ..., blocks_seen: _Optional[_Union[Event.BlocksSeen, _Mapping]] = ..., source_lost: _Optional[_Union[Event.SourceLost, _Mapping]] = ..., noted: _Optional[_Union[Event.Noted, _Mapping]] = ..., blocks_quarantined: _Optional[_Union[Event.BlocksQuarantined, _Mapping]] = ..., breakpoint_stopped: _Optional[_Union[Event.BreakpointStopped, _Mapping]] = ..., slot_captured: _Optional[_Union[Event.SlotCaptured, _Mapping]] = ..., frozen: _Optional[_Union[Event.Frozen, _Mapping]] = ..., thawed: _Optional[_Union[Event.Thawed, _Mapping]] = ..., prefetch_limited: _Optional[_Union[Event.PrefetchLimited, _Mapping]] = ..., content_mismatched: _Optional[_Union[Event.ContentMismatched, _Mapping]] = ..., engine_measured: _Optional[_Union[Event.EngineMeasured, _Mapping]] = ..., device_blocks_replaced: _Optional[_Union[Event.DeviceBlocksReplaced, _Mapping]] = ..., connector_measured: _Optional[_Union[Event.ConnectorMeasured, _Mapping]] = ..., call_blocked: _Optional[_Union[Event.CallBlocked, _Mapping]] = ..., audit_differed: _Optional[_Union[Event.AuditDiffered, _Mapping]] = ...) -> None: ...
 
 class Stimulus(_message.Message):
-    __slots__ = ("n", "at_ns", "source", "origin_ns", "pool_declared", "request_arrived", "match_requested", "blocks_allocated", "iteration_scheduled", "iteration_finished", "request_preempted", "request_cloned", "request_finished", "transfer_started", "transfer_finished", "transfer_failed", "blocks_reported", "source_gapped", "source_restarted", "breakpoints_replaced", "hold_continued", "slot_stepped", "pipeline_stepped", "run_for_requested", "candidate_skip_requested", "frozen", "thawed", "disarmed", "lease_granted", "lease_lost", "deadline_passed", "breakpoint_overran", "reset_requested", "drain_requested", "noted", "call_announced", "lookup_observed", "copies_observed", "mismatch_reported", "measures_reported", "copy_begun", "copy_ended", "connector_reported", "call_reported")
+    __slots__ = ("n", "at_ns", "source", "origin_ns", "pool_declared", "request_arrived", "match_requested", "blocks_allocated", "iteration_scheduled", "iteration_finished", "request_preempted", "request_cloned", "request_finished", "transfer_started", "transfer_finished", "transfer_failed", "blocks_reported", "source_gapped", "source_restarted", "breakpoints_replaced", "hold_continued", "slot_stepped", "pipeline_stepped", "run_for_requested", "candidate_skip_requested", "frozen", "thawed", "disarmed", "lease_granted", "lease_lost", "deadline_passed", "breakpoint_overran", "reset_requested", "drain_requested", "noted", "call_announced", "lookup_observed", "copies_observed", "mismatch_reported", "measures_reported", "copy_begun", "copy_ended", "connector_reported", "call_reported", "places_audited")
     class PoolDeclared(_message.Message):
         __slots__ = ("dp_rank", "group", "tier", "medium", "capacity_blocks", "block_tokens", "authority", "silent")
         DP_RANK_FIELD_NUMBER: _ClassVar[int]
@@ -2414,6 +2439,21 @@ class Stimulus(_message.Message):
         method: str
         took_ns: int
         def __init__(self, request: _Optional[str] = ..., connector: _Optional[str] = ..., method: _Optional[str] = ..., took_ns: _Optional[int] = ...) -> None: ...
+    class PlacesAudited(_message.Message):
+        __slots__ = ("pool", "first", "hashes", "references", "free", "cached")
+        POOL_FIELD_NUMBER: _ClassVar[int]
+        FIRST_FIELD_NUMBER: _ClassVar[int]
+        HASHES_FIELD_NUMBER: _ClassVar[int]
+        REFERENCES_FIELD_NUMBER: _ClassVar[int]
+        FREE_FIELD_NUMBER: _ClassVar[int]
+        CACHED_FIELD_NUMBER: _ClassVar[int]
+        pool: int
+        first: int
+        hashes: bytes
+        references: bytes
+        free: int
+        cached: int
+        def __init__(self, pool: _Optional[int] = ..., first: _Optional[int] = ..., hashes: _Optional[bytes] = ..., references: _Optional[bytes] = ..., free: _Optional[int] = ..., cached: _Optional[int] = ...) -> None: ...
     N_FIELD_NUMBER: _ClassVar[int]
     AT_NS_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
@@ -2458,6 +2498,7 @@ class Stimulus(_message.Message):
     COPY_ENDED_FIELD_NUMBER: _ClassVar[int]
     CONNECTOR_REPORTED_FIELD_NUMBER: _ClassVar[int]
     CALL_REPORTED_FIELD_NUMBER: _ClassVar[int]
+    PLACES_AUDITED_FIELD_NUMBER: _ClassVar[int]
     n: int
     at_ns: int
     source: int
@@ -2502,4 +2543,5 @@ class Stimulus(_message.Message):
     copy_ended: Stimulus.CopyEnded
     connector_reported: Stimulus.ConnectorReported
     call_reported: Stimulus.CallReported
-    def __init__(self, n: _Optional[int] = ..., at_ns: _Optional[int] = ..., source: _Optional[int] = ..., origin_ns: _Optional[int] = ..., pool_declared: _Optional[_Union[Stimulus.PoolDeclared, _Mapping]] = ..., request_arrived: _Optional[_Union[Stimulus.RequestArrived, _Mapping]] = ..., match_requested: _Optional[_Union[Stimulus.MatchRequested, _Mapping]] = ..., blocks_allocated: _Optional[_Union[Stimulus.BlocksAllocated, _Mapping]] = ..., iteration_scheduled: _Optional[_Union[Stimulus.IterationScheduled, _Mapping]] = ..., iteration_finished: _Optional[_Union[Stimulus.IterationFinished, _Mapping]] = ..., request_preempted: _Optional[_Union[Stimulus.RequestPreempted, _Mapping]] = ..., request_cloned: _Optional[_Union[Stimulus.RequestCloned, _Mapping]] = ..., request_finished: _Optional[_Union[Stimulus.RequestFinished, _Mapping]] = ..., transfer_started: _Optional[_Union[Stimulus.TransferStarted, _Mapping]] = ..., transfer_finished: _Optional[_Union[Stimulus.TransferFinished, _Mapping]] = ..., transfer_failed: _Optional[_Union[Stimulus.TransferFailed, _Mapping]] = ..., blocks_reported: _Optional[_Union[Stimulus.BlocksReported, _Mapping]] = ..., source_gapped: _Optional[_Union[Stimulus.SourceGapped, _Mapping]] = ..., source_restarted: _Optional[_Union[Stimulus.SourceRestarted, _Mapping]] = ..., breakpoints_replaced: _Optional[_Union[Stimulus.BreakpointsReplaced, _Mapping]] = ..., hold_continued: _Optional[_Union[Stimulus.HoldContinued, _Mapping]] = ..., slot_stepped: _Optional[_Union[Stimulus.SlotStepped, _Mapping]] = ..., pipeline_stepped: _Optional[_Union[Stimulus.PipelineStepped, _Mapping]] = ..., run_for_requested: _Optional[_Union[Stimulus.RunForRequested, _Mapping]] = ..., candidate_skip_requested: _Optional[_Union[Stimulus.CandidateSkipRequested, _Mapping]] = ..., frozen: _Optional[_Union[Stimulus.Frozen, _Mapping]] = ..., thawed: _Optional[_Union[Stimulus.Thawed, _Mapping]] = ..., disarmed: _Optional[_Union[Stimulus.Disarmed, _Mapping]] = ..., lease_granted: _Optional[_Union[Stimulus.LeaseGranted, _Mapping]] = ..., lease_lost: _Optional[_Union[Stimulus.LeaseLost, _Mapping]] = ..., deadline_passed: _Optional[_Union[Stimulus.DeadlinePassed, _Mapping]] = ..., breakpoint_overran: _Optional[_Union[Stimulus.BreakpointOverran, _Mapping]] = ..., reset_requested: _Optional[_Union[Stimulus.ResetRequested, _Mapping]] = ..., drain_requested: _Optional[_Union[Stimulus.DrainRequested, _Mapping]] = ..., noted: _Optional[_Union[Stimulus.Noted, _Mapping]] = ..., call_announced: _Optional[_Union[Stimulus.CallAnnounced, _Mapping]] = ..., lookup_observed: _Optional[_Union[Stimulus.LookupObserved, _Mapping]] = ..., copies_observed: _Optional[_Union[Stimulus.CopiesObserved, _Mapping]] = ..., mismatch_reported: _Optional[_Union[Stimulus.MismatchReported, _Mapping]] = ..., measures_reported: _Optional[_Union[Stimulus.MeasuresReported, _Mapping]] = ..., copy_begun: _Optional[_Union[Stimulus.CopyBegun, _Mapping]] = ..., copy_ended: _Optional[_Union[Stimulus.CopyEnded, _Mapping]] = ..., connector_reported: _Optional[_Union[Stimulus.ConnectorReported, _Mapping]] = ..., call_reported: _Optional[_Union[Stimulus.CallReported, _Mapping]] = ...) -> None: ...
+    places_audited: Stimulus.PlacesAudited
+    def __init__(self, n: _Optional[int] = ..., at_ns: _Optional[int] = ..., source: _Optional[int] = ..., origin_ns: _Optional[int] = ..., pool_declared: _Optional[_Union[Stimulus.PoolDeclared, _Mapping]] = ..., request_arrived: _Optional[_Union[Stimulus.RequestArrived, _Mapping]] = ..., match_requested: _Optional[_Union[Stimulus.MatchRequested, _Mapping]] = ..., blocks_allocated: _Optional[_Union[Stimulus.BlocksAllocated, _Mapping]] = ..., iteration_scheduled: _Optional[_Union[Stimulus.IterationScheduled, _Mapping]] = ..., iteration_finished: _Optional[_Union[Stimulus.IterationFinished, _Mapping]] = ..., request_preempted: _Optional[_Union[Stimulus.RequestPreempted, _Mapping]] = ..., request_cloned: _Optional[_Union[Stimulus.RequestCloned, _Mapping]] = ..., request_finished: _Optional[_Union[Stimulus.RequestFinished, _Mapping]] = ..., transfer_started: _Optional[_Union[Stimulus.TransferStarted, _Mapping]] = ..., transfer_finished: _Optional[_Union[Stimulus.TransferFinished, _Mapping]] = ..., transfer_failed: _Optional[_Union[Stimulus.TransferFailed, _Mapping]] = ..., blocks_reported: _Optional[_Union[Stimulus.BlocksReported, _Mapping]] = ..., source_gapped: _Optional[_Union[Stimulus.SourceGapped, _Mapping]] = ..., source_restarted: _Optional[_Union[Stimulus.SourceRestarted, _Mapping]] = ..., breakpoints_replaced: _Optional[_Union[Stimulus.BreakpointsReplaced, _Mapping]] = ..., hold_continued: _Optional[_Union[Stimulus.HoldContinued, _Mapping]] = ..., slot_stepped: _Optional[_Union[Stimulus.SlotStepped, _Mapping]] = ..., pipeline_stepped: _Optional[_Union[Stimulus.PipelineStepped, _Mapping]] = ..., run_for_requested: _Optional[_Union[Stimulus.RunForRequested, _Mapping]] = ..., candidate_skip_requested: _Optional[_Union[Stimulus.CandidateSkipRequested, _Mapping]] = ..., frozen: _Optional[_Union[Stimulus.Frozen, _Mapping]] = ..., thawed: _Optional[_Union[Stimulus.Thawed, _Mapping]] = ..., disarmed: _Optional[_Union[Stimulus.Disarmed, _Mapping]] = ..., lease_granted: _Optional[_Union[Stimulus.LeaseGranted, _Mapping]] = ..., lease_lost: _Optional[_Union[Stimulus.LeaseLost, _Mapping]] = ..., deadline_passed: _Optional[_Union[Stimulus.DeadlinePassed, _Mapping]] = ..., breakpoint_overran: _Optional[_Union[Stimulus.BreakpointOverran, _Mapping]] = ..., reset_requested: _Optional[_Union[Stimulus.ResetRequested, _Mapping]] = ..., drain_requested: _Optional[_Union[Stimulus.DrainRequested, _Mapping]] = ..., noted: _Optional[_Union[Stimulus.Noted, _Mapping]] = ..., call_announced: _Optional[_Union[Stimulus.CallAnnounced, _Mapping]] = ..., lookup_observed: _Optional[_Union[Stimulus.LookupObserved, _Mapping]] = ..., copies_observed: _Optional[_Union[Stimulus.CopiesObserved, _Mapping]] = ..., mismatch_reported: _Optional[_Union[Stimulus.MismatchReported, _Mapping]] = ..., measures_reported: _Optional[_Union[Stimulus.MeasuresReported, _Mapping]] = ..., copy_begun: _Optional[_Union[Stimulus.CopyBegun, _Mapping]] = ..., copy_ended: _Optional[_Union[Stimulus.CopyEnded, _Mapping]] = ..., connector_reported: _Optional[_Union[Stimulus.ConnectorReported, _Mapping]] = ..., call_reported: _Optional[_Union[Stimulus.CallReported, _Mapping]] = ..., places_audited: _Optional[_Union[Stimulus.PlacesAudited, _Mapping]] = ...) -> None: ...

@@ -113,14 +113,17 @@ def test_keep_is_a_bound_and_keeps_a_past_whatever_a_keyframe_takes(tmp_path: Pa
 
 
 def test_a_keep_that_cannot_hold_two_keyframes_is_told_and_stays_a_bound(tmp_path: Path) -> None:
-    log, keep, taken = Log(), 500_000, 0
+    """The clock passes with the flushes, 10 ms for each: how long the disk takes decides nothing."""
+    log, keep, taken, now_ns = Log(), 500_000, 0, 0
 
     def large() -> tuple[int, bytes, bytes]:
         nonlocal taken
         taken += 1
         return *log.keyframe()[:2], b"\xc4" * 300_000
 
-    recorder = recorder_of(log, tmp_path, keyframe=large, retention=Retention(keep_bytes=keep))
+    recorder = recorder_of(
+        log, tmp_path, keyframe=large, retention=Retention(keep_bytes=keep), clock=lambda: now_ns,
+    )
     record(recorder, log, 1)
     status = recorder.status()
     assert status.state == "degraded"
@@ -128,6 +131,7 @@ def test_a_keep_that_cannot_hold_two_keyframes_is_told_and_stays_a_bound(tmp_pat
     assert status.reason.startswith("keep is 500000 bytes, less than two segments with keyframes of 303")
     assert status.not_recorded == 0
     for _ in range(100):
+        now_ns += 10_000_000
         record(recorder, log, 100, "x" * 40)
         assert size_of(tmp_path) <= keep
     status = recorder.status()

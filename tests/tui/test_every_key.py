@@ -6,6 +6,7 @@ Law of this file: what a key did is the difference between two frames or a call;
 """
 
 import ast
+import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from functools import cache
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
+from textual import events
 from textual.pilot import Pilot
 
 from kvbm_console.analysis.explain import explain
@@ -138,11 +140,41 @@ class Silent:
         yield
 
 
+class Counting(ConsoleApp):
+    """A console that tells when a key was answered: the pilot waits for an idle process, which a busy machine fakes."""
+
+    answered = 0
+    more: asyncio.Event
+
+    async def on_event(self, event: events.Event) -> None:
+        await super().on_event(event)
+        if isinstance(event, events.Key) and not event.is_forwarded:
+            self.answered += 1
+            self.more.set()
+
+
+class Keyboard:
+    """Presses keys, and returns when each was answered."""
+
+    def __init__(self, app: Counting, pilot: "Pilot[int]") -> None:
+        self.app = app
+        self._pilot = pilot
+        app.more = asyncio.Event()
+
+    async def press(self, *keys: str) -> None:
+        wanted = self.app.answered + len(keys)
+        await self._pilot.press(*keys)
+        async with asyncio.timeout(30):
+            while self.app.answered < wanted:
+                self.app.more.clear()
+                await self.app.more.wait()
+
+
 @asynccontextmanager
-async def headless() -> AsyncIterator["Pilot[int]"]:
-    app = ConsoleApp(TargetSession(Silent()))
+async def headless() -> AsyncIterator[Keyboard]:
+    app = Counting(TargetSession(Silent()))
     async with app.run_test(size=SIZE) as pilot:
-        yield pilot
+        yield Keyboard(app, pilot)
 
 
 def seen(desk: Desk, actions: FakeActions) -> object:
@@ -207,14 +239,14 @@ def of_views() -> Iterator[tuple[int, str]]:
 @pytest.mark.parametrize("view", range(len(FILES)), ids=FILES)
 async def test_every_key_of_a_view_does_something(view: int) -> None:
     idle = []
-    async with headless() as pilot:
+    async with headless() as keyboard:
         for key in [key for number, key in of_views() if number == view]:
             desk, actions = fresh(view)
-            pilot.app.desks[0] = desk  # type: ignore[attr-defined]
+            keyboard.app.desks[0] = desk
             before = pressed_before(view, key)
-            await pilot.press(*(NAMED.get(one, one) for one in before))
+            await keyboard.press(*(NAMED.get(one, one) for one in before))
             was = seen(desk, actions)
-            await pilot.press(NAMED.get(key, key))
+            await keyboard.press(NAMED.get(key, key))
             if seen(desk, actions) == was:
                 idle.append(key)
     assert " ".join(idle) == ""
@@ -238,17 +270,17 @@ def asked(actions: FakeActions) -> list[str]:
 @pytest.mark.parametrize("recording", [False, True], ids=["live", "recording"])
 async def test_every_key_that_works_everywhere_does_what_it_says(recording: bool) -> None:
     wrong = []
-    async with headless() as pilot:
+    async with headless() as keyboard:
         for key, (view, before, wanted) in (TAPE if recording else LIVE).items():
             desk, actions = fresh(view, recording=recording)
             if key in "{}":
                 desk.targets = ["one", "two"]
             if key == "r":
                 desk.mirror.take(Disconnected("gone", 3.0), desk.mono())
-            pilot.app.desks[0] = desk  # type: ignore[attr-defined]
-            await pilot.press(*(NAMED.get(one, one) for one in before))
+            keyboard.app.desks[0] = desk
+            await keyboard.press(*(NAMED.get(one, one) for one in before))
             was = seen(desk, actions)
-            await pilot.press(NAMED.get(key, key))
+            await keyboard.press(NAMED.get(key, key))
             shown = [line.text for line in desk.draw(*SIZE)]
             if seen(desk, actions) == was or not any(wanted in one for one in [*shown, *asked(actions)]):
                 wrong.append(f"{key}: {asked(actions)}, {shown[-1].strip()}")
@@ -262,12 +294,12 @@ TYPED: Final = {"right": ("left",), "end": ("left",), "ctrl+e": ("left",), "dele
 @pytest.mark.asyncio
 @pytest.mark.parametrize("key", sorted(keys_in("prompts.py", "press") | keys_in("prompts.py", "_edit")))
 async def test_every_key_of_a_prompt(key: str) -> None:
-    async with headless() as pilot:
+    async with headless() as keyboard:
         desk, actions = fresh(1)
-        pilot.app.desks[0] = desk  # type: ignore[attr-defined]
-        await pilot.press("slash", *"age", "enter", "slash", "ctrl+u", *"stat", *TYPED.get(key, ()))
+        keyboard.app.desks[0] = desk
+        await keyboard.press("slash", *"age", "enter", "slash", "ctrl+u", *"stat", *TYPED.get(key, ()))
         was = seen(desk, actions)
-        await pilot.press(key)
+        await keyboard.press(key)
         idle = seen(desk, actions) == was
     assert not idle
 

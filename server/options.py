@@ -16,6 +16,7 @@ from typing import Final
 import grpc.aio
 import msgspec
 
+from kvbm_console.addresses import DEFAULT_SOCKET, socket_address
 from kvbm_console.core.config import LeaderConfig, require
 from kvbm_console.core.errors import UsageError
 from kvbm_console.debug.leases import LEASE_TTL_NS
@@ -127,6 +128,7 @@ class Endpoint:
         require(size <= SOCKET_PATH_BYTES_MAX, "listen", f"a path of at most {SOCKET_PATH_BYTES_MAX} bytes", str(path))
         try:
             path.parent.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
+            _require_own(path.parent)
             self._lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise UsageError(f"cannot listen on unix:{path}: {error.strerror}") from None
@@ -139,7 +141,10 @@ class Endpoint:
             if not stat.S_ISSOCK(path.lstat().st_mode):
                 self._unlock()
                 raise UsageError(f"cannot listen on unix:{path}: there is a file that is no socket")
-            path.unlink()  # we hold the lock, so the daemon that made it is dead
+            if _answers(path):  # we hold the lock, so it is no daemon of ours
+                self._unlock()
+                raise UsageError(f"cannot listen on unix:{path}: another program listens there")
+            path.unlink()
         except FileNotFoundError:
             pass
 
@@ -185,6 +190,27 @@ class Endpoint:
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
+
+
+def _require_own(directory: Path) -> None:
+    """Refuse the directory of our sockets where somebody else made it in front of us: they could replace a socket."""
+    if str(directory) == str(Path(socket_address(DEFAULT_SOCKET).removeprefix("unix:")).parent):
+        found = directory.stat()
+        if found.st_uid != os.getuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            raise UsageError(f"directory {directory} of our sockets must be ours alone (chmod 700); or use --listen")
+
+
+def _answers(path: Path) -> bool:
+    """True if a program listens on the socket. The program that made a dead socket has ended."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(str(path))
+        except BlockingIOError:
+            return True  # its queue of connections is full
+        except OSError:
+            return False
+    return True
 
 
 def host_and_port(field: str, listen: str, *, remote: bool) -> tuple[str, int]:

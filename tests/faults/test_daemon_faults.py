@@ -107,6 +107,33 @@ def test_a_socket_whose_daemon_is_dead_is_taken_over_and_no_other_file_is() -> N
         assert (place / "letter.txt").read_text() == "dear reader"
 
 
+@pytest.mark.fault
+def test_f18_a_socket_that_another_program_listens_on_is_left_alone() -> None:
+    with socket_directory() as directory, socket.socket(socket.AF_UNIX) as other:
+        path = Path(directory) / "s"
+        other.bind(str(path))
+        other.listen(1)
+        with pytest.raises(UsageError, match="another program listens there"):
+            Endpoint(f"unix:{path}")
+        assert path.exists()
+        other.close()
+        Endpoint(f"unix:{path}").close()
+        assert not path.exists(), "a dead socket is in nobody's way"
+
+
+@pytest.mark.fault
+def test_the_directory_of_our_sockets_must_be_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket_directory() as directory:
+        monkeypatch.setenv("XDG_RUNTIME_DIR", str(directory))
+        ours = Path(directory) / "kvbm-console"
+        ours.mkdir(0o700)
+        Endpoint(f"unix:{ours}/default.sock").close()
+        ours.chmod(0o777)
+        with pytest.raises(UsageError, match="must be ours alone"):
+            Endpoint(f"unix:{ours}/default.sock")
+
+
+
 def test_a_socket_belongs_to_its_user_alone() -> None:
     with socket_directory() as place, process(*serve("--listen", f"unix:{place}/new/d.sock")) as child:
         started(child)

@@ -27,7 +27,9 @@ def _pack(code: str, numbers: Iterable[int]) -> bytes:
     return column.tobytes()
 
 
-def _unpack(code: str, column: bytes) -> list[int]:
+def _unpack(code: str, column: bytes | list[int]) -> list[int]:
+    if isinstance(column, list):
+        return column
     numbers = array(code, column)
     if _SWAP:
         numbers.byteswap()
@@ -43,8 +45,11 @@ def pack_ids(ids: Iterable[int]) -> bytes:
     return _pack("i", ids)
 
 
-def unpack_ids(column: bytes) -> list[int]:
-    """The ids of a column; raises ValueError when its length is not a multiple of four."""
+def unpack_ids(column: bytes | list[int]) -> list[int]:
+    """The ids of a column, which is a list where nothing is published.
+
+    Raises ValueError when its length is not a multiple of four.
+    """
     return _unpack("i", column)
 
 
@@ -53,8 +58,11 @@ def pack_hashes(hashes: Iterable[int]) -> bytes:
     return _pack("Q", hashes)
 
 
-def unpack_hashes(column: bytes) -> list[int]:
-    """The hashes of a column; raises ValueError when its length is not a multiple of eight."""
+def unpack_hashes(column: bytes | list[int]) -> list[int]:
+    """The hashes of a column, which is a list where nothing is published.
+
+    Raises ValueError when its length is not a multiple of eight.
+    """
     return _unpack("Q", column)
 
 

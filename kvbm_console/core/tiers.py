@@ -318,36 +318,46 @@ class PoolFacts:
     def forget(self, ids: Sequence[int]) -> None:
         """Places lose hash and content."""
         self.spare = None
+        content, refs, hash_of, stored_at, by_hash = self.content, self.refs, self.hash_of, self.stored_at, self.by_hash
+        copies, quarantined, chains = self.copies, self.quarantined, self.chains
+        written = held = cached = 0  # being written, of these with a holder, and cached
         for block in ids:
-            self._forget(block)
+            full = content[block]
+            if full and block not in quarantined:
+                if full == WRITING:
+                    written += 1
+                    held += refs[block] > 0
+                else:
+                    cached += not refs[block]
+            sequence_hash = hash_of[block]
+            hash_of[block] = EMPTY_HASH
+            content[block] = FREE
+            stored_at[block] = 0
+            if chains is not None:
+                chains.parent_of[block] = 0
+            if not sequence_hash:
+                continue
+            if sequence_hash in copies:
+                self._forget_copy(sequence_hash, block)
+            else:
+                del by_hash[sequence_hash]
+                if chains is not None:
+                    chains.marks.pop(sequence_hash, None)
+        counts = self.counts
+        counts[Condition.WRITING] -= written
+        counts[Condition.REFERENCED] += held
+        counts[Condition.CACHED] -= cached
+        counts[Condition.EMPTY] += written - held + cached
 
-    def _forget(self, block: int) -> None:
-        counts, copies = self.counts, self.copies
-        full = self.content[block]
-        if full and block not in self.quarantined:
-            held = self.refs[block]
-            counts[Condition.WRITING if full == WRITING else Condition.REFERENCED if held else Condition.CACHED] -= 1
-            counts[Condition.REFERENCED if held else Condition.EMPTY] += 1
-        sequence_hash = self.hash_of[block]
-        self.hash_of[block] = EMPTY_HASH
-        self.content[block] = FREE
-        self.stored_at[block] = 0
-        if self.chains is not None:
-            self.chains.parent_of[block] = 0
-        if not sequence_hash:
-            return
-        if sequence_hash not in copies:
-            del self.by_hash[sequence_hash]
-            if self.chains is not None:
-                self.chains.marks.pop(sequence_hash, None)
-            return
-        others = copies[sequence_hash]
+    def _forget_copy(self, sequence_hash: int, block: int) -> None:
+        """One of several places of this hash loses it."""
+        others = self.copies[sequence_hash]
         if self.by_hash[sequence_hash] == block:
             self.by_hash[sequence_hash] = others.pop(0)
         else:
             others.remove(block)
         if not others:
-            del copies[sequence_hash]
+            del self.copies[sequence_hash]
 
     def clear(self) -> None:
         """Forget all content and holders (reset); quarantined places stay quarantined."""

@@ -17,7 +17,7 @@ from array import array
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, KeysView, Sequence
 from heapq import heapify, heappop, heappush
-from itertools import filterfalse
+from itertools import filterfalse, repeat
 from typing import Any, Final
 
 from kvbm_console.core.eviction.policy import ghosts_max
@@ -139,10 +139,11 @@ class Ranked:
         """These keys become resident: they were just touched, or are put ``aside`` another key."""
         stamps, values, queued, rank, first = self._stamp, self._value, self._queued, self.rank, self._first
         if aside:
-            for key in keys:
-                self._numbered += 1
-                queued[key] = -self._numbered
-                heappush(self._heap, (rank(key), stamps[key], key, -self._numbered))
+            numbers = range(-self._numbered - 1, -self._numbered - 1 - len(keys), -1)
+            self._numbered += len(keys)
+            queued.update(zip(keys, numbers, strict=True))
+            entries = zip(map(rank, keys), map(stamps.__getitem__, keys), keys, numbers, strict=True)
+            deque(map(heappush, repeat(self._heap), entries), 0)
             return
         if first is None:
             own = list(map(stamps.__getitem__, keys))

@@ -5,7 +5,7 @@ event is applied to the facts the moment it is emitted, so later decisions of th
 """
 
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import filterfalse
 from typing import Concatenate, Final, ParamSpec
 
@@ -61,6 +61,11 @@ class Decider:
         self.live_memory = live or LiveMemory(config.eviction)
         self.least_limit = 0
         """At most the smallest ``memory.place_limit``: derived, and put right when an iteration reaches it."""
+        self.safe_places: dict[int, int] = {}
+        """Engine's pool to at least how many places it can give away before a block is lost. Derived by
+        ``offloads``, which looks again when it falls below the reserve."""
+        self.in_order: set[int] = set()
+        """Engine's pools whose ``exposed`` places stand in the order of ``loose``. Derived by ``offloads``."""
         self._below_of: list[PoolFacts] = []
         self._below: list[PoolFacts | None] = []
         self._lower: list[PoolFacts] = []
@@ -95,6 +100,14 @@ class Decider:
         self._live_memory = live
         self.memory = live.memory  # asked for some hundred times per request
 
+    def ids(self, places: Iterable[int]) -> bytes:
+        """A column of block ids for an event or an instruction."""
+        return pack_ids(places)
+
+    def hashes(self, keys: Iterable[int]) -> bytes:
+        """A column of sequence hashes."""
+        return pack_hashes(keys)
+
     # --- the two verbs ---------------------------------------------------------------------------
 
     def emit(self, kind: Callable[Concatenate[int, int, int, P], ev.Event], *args: P.args, **kwargs: P.kwargs) -> None:
@@ -110,6 +123,8 @@ class Decider:
 
     def look_at_pools(self) -> None:
         """Find the watched sources and the pool below each pool, after a change of the pools."""
+        self.safe_places.clear()
+        self.in_order.clear()
         pools = self._below_of = self.state.pools
         watched = [pool for pool in pools if pool.info.authority is Authority.OBSERVED]
         ours = [pool for pool in pools if pool.info.authority is Authority.LEADER]
@@ -186,7 +201,7 @@ class Decider:
         assert slot.device_pool is not None
         pool = self.state.pools[slot.device_pool]
         places = list(slot.device_blocks)
-        self.emit(ev.DeviceBlocksReleased, slot.slot, pack_ids(places), why)
+        self.emit(ev.DeviceBlocksReleased, slot.slot, self.ids(places), why)
         self.memory.let_go(pool, places)
         if self.memory.pools[pool.info.pool].ordered:
             self.mark_dirty(pool)  # the blocks that its request held can be evicted now
@@ -211,7 +226,7 @@ class Decider:
     def evict(self, pool: PoolFacts, places: list[int], for_slot: int | None, rule: EvictRule) -> None:
         """Give up the content of places that have no holder."""
         hashes = gather(pool.hash_of, places)
-        self.emit(ev.BlocksEvicted, pool.info.pool, pack_ids(places), pack_hashes(hashes), for_slot, rule)
+        self.emit(ev.BlocksEvicted, pool.info.pool, self.ids(places), self.hashes(hashes), for_slot, rule)
         self.evictions[pool.info.tier, rule] += len(places)
         if self.lower_pools() or pool.info.source in self.watched:
             self.memory.pools[pool.info.pool].leave(hashes, self.at_ns)
@@ -252,7 +267,6 @@ class Decider:
 
     def gave_up(self, pool: PoolFacts, places: list[int], hashes: list[int]) -> None:
         """Memory after places lost their content: free places, order, unsaved blocks above, reasons of later misses."""
-        self.memory.saved(pool, places)
         self.memory.evicted(pool, places)
         index = pool.info.pool
         if pool.info.authority is Authority.LEADER:
@@ -295,6 +309,19 @@ class Decider:
             if self.below(other) is pool:
                 self.memory.pools[other.info.pool].blocked = False
                 self.mark_dirty(other)
+
+    def unsaved(self, pool: PoolFacts, places: list[int]) -> None:
+        """These full places have no copy below."""
+        self.memory.unsaved(pool, places)
+        if 0 in gather(pool.refs, places):
+            self.safe_places.pop(pool.info.pool, None)
+            self.in_order.discard(pool.info.pool)
+
+    def took(self, pool: PoolFacts, places: int) -> None:
+        """So many places of an engine's pool, empty or cached, have a holder now."""
+        index = pool.info.pool
+        if index in self.safe_places:
+            self.safe_places[index] -= places
 
     def mark_dirty(self, pool: PoolFacts) -> None:
         """Look at this pool for offloads at the end of the stimulus."""

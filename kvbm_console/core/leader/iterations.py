@@ -28,7 +28,7 @@ _SKIPPED_OF = {_S.PREFILLING: _S.SKIPPED_PREFILL, _S.DECODING: _S.SKIPPED_DECODE
 _BACK_OF = {skipped: back for back, skipped in _SKIPPED_OF.items()}
 
 
-class _Appended(msgspec.Struct):
+class Appended(msgspec.Struct):
     slots: list[SlotFacts] = []
     counts: list[int] = []
     ids: list[int] = []
@@ -62,10 +62,9 @@ def iteration_scheduled(decider: Decider, s: st.IterationScheduled) -> Iteration
             park(decider, slot)
     if appended.ids:
         pool = decider.device_pool(appended.slots[0].source)
-        told = len(decider.events)
-        assign(decider, pool, appended.slots, appended.counts, appended.ids, 0, 0, at_once=False)
-        if s.count > 1:
-            _remember_early(decider, pool, appended, last - s.count, s.count, decider.events[told:])
+        lost = assign(decider, pool, appended.slots, appended.counts, appended.ids, 0, 0, at_once=False)
+        if s.count > 1 and lost:
+            remember_early(decider, pool, appended, last - s.count, s.count, lost)
     slots = tuple([decider.live(request).slot for request in s.progressed])
     if several:
         slots = _advance_beside_others(decider, s, last, slots)
@@ -156,10 +155,10 @@ def _check_moves(decider: Decider, s: st.IterationScheduled) -> list[tuple[SlotF
     return moves
 
 
-def _check_appended(decider: Decider, s: st.IterationScheduled) -> _Appended:
+def _check_appended(decider: Decider, s: st.IterationScheduled) -> Appended:
     """The blocks appended to running requests; refuses ids that cannot be given to them."""
     if not (s.appended or s.appended_counts or s.appended_ids):
-        return _Appended()
+        return Appended()
     ids = unpack_ids(s.appended_ids)
     fits = len(s.appended) == len(s.appended_counts) and sum(s.appended_counts) == len(ids)
     if not fits or min(s.appended_counts, default=1) < 1:
@@ -180,11 +179,11 @@ def _check_appended(decider: Decider, s: st.IterationScheduled) -> _Appended:
         raise Refused("a block was appended twice in one iteration")
     if len(slots) > 1 and len({slot.source for slot in slots}) > 1:
         raise Refused("an iteration appends blocks of one engine")
-    return _Appended(slots, list(s.appended_counts), ids, more)
+    return Appended(slots, list(s.appended_counts), ids, more)
 
 
 def _check_positions(
-    decider: Decider, s: st.IterationScheduled, appended: _Appended, moves: dict[int, SlotState]
+    decider: Decider, s: st.IterationScheduled, appended: Appended, moves: dict[int, SlotState]
 ) -> None:
     """Positions of requests that take part go forward and have places."""
     if len(s.progressed) != len(s.positions):
@@ -205,7 +204,7 @@ def _check_positions(
             raise Refused(f"request {request!r} cannot reach position {position} of {slot.most_tokens(state)} tokens")
 
 
-def _check_places(decider: Decider, s: st.IterationScheduled, appended: _Appended, last: int) -> None:
+def _check_places(decider: Decider, s: st.IterationScheduled, appended: Appended, last: int) -> None:
     """Every token of a decoding slot has a place up to iteration ``last``, and is within its limit (I15)."""
     if last <= decider.least_limit and not (s.first_tokens or s.unskipped or s.skipped or s.preempted):
         return
@@ -237,17 +236,14 @@ def _check_token(slot: SlotFacts, tokens: int, size: int, more: int) -> None:
         raise Refused(f"request {slot.request!r} has all of its {slot.token_limit} tokens")
 
 
-def _remember_early(
-    decider: Decider, pool: PoolFacts, appended: _Appended, before: int, count: int, events: list[ev.Event]
+def remember_early(
+    decider: Decider, pool: PoolFacts, appended: Appended, before: int, count: int, lost: dict[int, int]
 ) -> None:
     """Date evictions of iterations that are told at once.
 
     A later iteration evicts the blocks that it needs, and its begin is known only when all of them have ended.
-    ``before`` is the iteration in front of them.
+    ``before`` is the iteration in front of them, and ``lost`` maps evicted places to their hashes.
     """
-    lost = next((event for event in events if isinstance(event, ev.BlocksEvicted)), None)
-    if lost is None:
-        return
     size = decider.config.block_tokens
     block = {slot.slot: len(slot.device_blocks) - appended.more[slot.slot] for slot in appended.slots}
     later: dict[int, int] = {}
@@ -256,12 +252,11 @@ def _remember_early(
         for place in islice(ids, blocks):
             later[place] = block[slot.slot] * size - slot.computed_tokens(before)
             block[slot.slot] += 1
-    hashes = zip(unpack_ids(lost.ids), unpack_hashes(lost.hashes), strict=True)
     decider.memory.early = [decider.at_ns, count, pool.info.pool]
-    decider.memory.early_of = {key: later[place] for place, key in hashes if later[place]}
+    decider.memory.early_of = {key: later[place] for place, key in lost.items() if later[place]}
 
 
-def _date_early(decider: Decider) -> None:
+def date_early(decider: Decider) -> None:
     """The iterations have ended, all equally long: date the evictions of the later iterations."""
     (since_ns, count, pool), early = decider.memory.early, decider.memory.early_of
     lasts_ns = (decider.at_ns - since_ns) // count
@@ -277,7 +272,7 @@ def iteration_finished(decider: Decider, s: st.IterationFinished) -> None:
     """
     formed = decider.last_iteration(s.source)
     if decider.memory.early:
-        _date_early(decider)
+        date_early(decider)
     if not (s.block_ids or s.hashes or s.requests or s.counts) and s.iteration <= formed:
         return
     ids, hashes = unpack_ids(s.block_ids), unpack_hashes(s.hashes)
@@ -294,7 +289,15 @@ def iteration_finished(decider: Decider, s: st.IterationFinished) -> None:
     pool = decider.device_pool(slots[0].source)
     if pool.filled(ids):
         raise Refused("a filled block has content already")
-    decider.emit(ev.BlocksFilled, pool.info.pool, tuple(slot.slot for slot in slots), s.counts, s.block_ids, s.hashes)
+    fill(decider, pool, spans, ids, hashes)
+
+
+def fill(
+    decider: Decider, pool: PoolFacts, spans: list[tuple[SlotFacts, int, int]], ids: list[int], hashes: list[int]
+) -> None:
+    """These checked device blocks are full: those of each of ``spans`` (slot, first block, end) in turn."""
+    slots, counts = tuple([slot.slot for slot, _, _ in spans]), tuple([end - first for _, first, end in spans])
+    decider.emit(ev.BlocksFilled, pool.info.pool, slots, counts, decider.ids(ids), decider.hashes(hashes))
     lower = decider.below(pool)
     if decider.config.eviction.disk_admission > 1:  # prompts were counted when they arrived
         for slot, first, end in spans:

@@ -8,7 +8,7 @@ from itertools import repeat
 
 from kvbm_console.core import events as ev
 from kvbm_console.core import stimuli as st
-from kvbm_console.core.columns import gather, pack_hashes, pack_ids, unpack_hashes, unpack_ids
+from kvbm_console.core.columns import gather, unpack_hashes, unpack_ids
 from kvbm_console.core.config import REQUEST_ID_BYTES_MAX
 from kvbm_console.core.errors import Refused
 from kvbm_console.core.ids import EMPTY_HASH, EvictRule, MissReason, ReleaseReason, Route, Site, SlotState, WaitPoint
@@ -46,10 +46,21 @@ def request_arrived(decider: Decider, s: st.RequestArrived) -> None:
     if s.request in decider.state.slot_of:
         raise Refused(f"request {s.request!r} exists already")
     hashes = check_arrival(decider, s)
+    open_slot(
+        decider, s.request, s.source, hashes, s.prompt_tokens, s.output_limit, s.priority, s.session, s.sends,
+        s.receives,
+    )
+
+
+def open_slot(
+    decider: Decider, request: str, source: int, hashes: list[int], prompt_tokens: int, output_limit: int,
+    priority: int, session: str | None, sends: str | None = None, receives: str | None = None,
+) -> None:
+    """As ``request_arrived``, for a request that was checked."""
     number = decider.state.next_slot
     decider.emit(
-        ev.SlotOpened, number, s.request, s.source, s.hashes, s.prompt_tokens, s.output_limit, s.priority, s.session,
-        s.sends, s.receives,
+        ev.SlotOpened, number, request, source, decider.hashes(hashes), prompt_tokens, output_limit, priority, session,
+        sends, receives,
     )
     slot = decider.state.slots[number]
     strike(decider, Site.TRANSITION_DID, slot, slot.state, slot.state)
@@ -67,7 +78,12 @@ def match_requested(decider: Decider, s: st.MatchRequested) -> MatchAnswer:
         raise Refused(f"request {s.request!r} is {slot.state.label} and cannot be looked up")
     if s.computed_tokens % size or not 0 <= local <= len(slot.hashes):
         raise Refused(f"computed_tokens {s.computed_tokens} is not a prefix of whole blocks of {s.request!r}")
-    asynchronous = decider.config.asynchronous
+    return match(decider, slot, local)
+
+
+def match(decider: Decider, slot: SlotFacts, local: int) -> MatchAnswer:
+    """As ``match_requested``, for a checked prefix of ``local`` blocks."""
+    size, asynchronous = decider.config.block_tokens, decider.config.asynchronous
     if held_at(decider, slot, WaitPoint.LOOKUP):
         return MatchAnswer(None, asynchronous)
     if slot.last_answer is not None and slot.last_answer[0] is not None:
@@ -164,7 +180,7 @@ def _stage(
         used = slot.hashes[at : at + len(places)]
         at += len(places)
         decider.emit(
-            ev.BlocksStaged, slot.slot, pool.info.pool, pack_ids(places), prefetch.found(decider, pool, used)
+            ev.BlocksStaged, slot.slot, pool.info.pool, decider.ids(places), prefetch.found(decider, pool, used)
         )
         mine = decider.memory.pools[pool.info.pool]
         mine.staged_blocks += len(places)
@@ -183,7 +199,7 @@ def _offer_again(decider: Decider, pool: PoolFacts, places: list[int]) -> None:
     lower = decider.below(pool)
     if lower is not None:
         planned = decider.memory.pools[pool.info.pool].planned
-        decider.memory.unsaved(
+        decider.unsaved(
             pool, [place for place in places if pool.hash_of[place] not in lower.by_hash and place not in planned]
         )
 
@@ -209,13 +225,21 @@ def blocks_allocated(decider: Decider, s: st.BlocksAllocated) -> None:
     reused = check_device_ids(decider, pool, slot, ids, slot.local_blocks if first else 0)
     if reused + external > len(ids):
         raise Refused(f"{len(ids)} blocks do not hold {reused} reused and {external} external blocks")
-    assign(decider, pool, [slot], [len(ids)], ids, reused, s.external_tokens)
-    if not first:
-        return
+    if first:
+        admit(decider, pool, slot, ids, reused, s.external_tokens)
+    else:
+        assign(decider, pool, [slot], [len(ids)], ids, 0, 0)
+
+
+def admit(decider: Decider, pool: PoolFacts, slot: SlotFacts, ids: list[int], reused: int, tokens: int) -> None:
+    """The first blocks of a slot, which were checked: ``reused`` of them are its own prefix in G1, and those of
+    ``tokens`` behind it are loaded."""
+    external = tokens // decider.config.block_tokens
+    assign(decider, pool, [slot], [len(ids)], ids, reused, tokens)
     decider.memory.pools[pool.info.pool].gave(len(ids) - reused, len(pool))
     _score(decider, slot, reused, external)
     if external:
-        _load(decider, pool, slot, reused, external, s.external_tokens)
+        _load(decider, pool, slot, reused, external, tokens)
     elif slot.staged:
         decider.release_staging(slot, ReleaseReason.UNUSED)
 
@@ -248,17 +272,19 @@ def check_device_ids(
 def assign(
     decider: Decider, pool: PoolFacts, slots: list[SlotFacts], counts: list[int], ids: list[int], reused: int,
     external_tokens: int, *, at_once: bool = True,
-) -> None:
+) -> dict[int, int]:
     """Append checked device blocks to slots, ``at_once`` or over iterations that may be told together.
 
-    The old content of the blocks is evicted for the first slot.
+    The old content of the blocks is evicted for the first slot. Returns its hashes by place, unless ``at_once``.
     """
+    decider.took(pool, len(ids))
     lost = pool.filled(ids[reused:])
+    evicted = {} if at_once else dict(zip(lost, gather(pool.hash_of, lost), strict=True))
     if lost:
         decider.evict(pool, lost, slots[0].slot, EvictRule.REASSIGNED)
     decider.emit(
         ev.DeviceBlocksAssigned, pool.info.pool, tuple(slot.slot for slot in slots), tuple(counts),
-        pack_ids(ids), reused, external_tokens,
+        decider.ids(ids), reused, external_tokens,
     )
     if reused:
         decider.memory.taken(pool, ids[:reused])
@@ -266,7 +292,7 @@ def assign(
     if lower is not None and reused:
         # A block that is used again deserves a copy again.
         planned, below, again = decider.memory.pools[pool.info.pool].planned, lower.by_hash, ids[:reused]
-        decider.memory.unsaved(
+        decider.unsaved(
             pool,
             [
                 place for place, key in zip(again, gather(pool.hash_of, again), strict=True)
@@ -285,6 +311,7 @@ def assign(
             at += count
     for slot in slots:
         decider.note_place(slot)
+    return evicted
 
 
 def _score(decider: Decider, slot: SlotFacts, reused: int, external: int) -> None:
@@ -322,7 +349,7 @@ def _load(decider: Decider, pool: PoolFacts, slot: SlotFacts, reused: int, exter
         number = decider.state.next_candidate
         decider.emit(
             ev.CandidatePlanned, number, slot.slot, Route.of(tier, pool.info.tier),
-            pack_hashes(slot.hashes[at : at + count]), pack_ids(slot.device_blocks[at : at + count]), at,
+            decider.hashes(slot.hashes[at : at + count]), decider.ids(slot.device_blocks[at : at + count]), at,
         )
         decider.memory.batch_of[number] = batch
         parts.append(LoadPart(number, tier, at, count))

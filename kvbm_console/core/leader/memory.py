@@ -4,8 +4,10 @@ Law of this file: memory is rebuilt by rerunning stimuli, never folded, and no e
 containers in deterministic order, so that a keyframe can carry them and a restored leader goes on identically.
 """
 
+from collections import deque
 from collections.abc import Iterable, Sequence
 from heapq import heappop, heappush
+from itertools import repeat
 from typing import Any, Final
 
 import msgspec
@@ -97,6 +99,9 @@ class PoolMemory(msgspec.Struct):
 
     def leave(self, hashes: Sequence[int], at_ns: int) -> None:
         """These blocks were evicted."""
+        if len(self.left) + len(hashes) < LEFT_MAX:
+            self.left.update(dict.fromkeys(hashes, at_ns))
+            return
         for key in hashes:  # block by block, so that forgetting depends on the blocks and not on the calls
             self.left[key] = at_ns
             if len(self.left) >= LEFT_MAX:
@@ -110,10 +115,12 @@ class PoolMemory(msgspec.Struct):
                 return
 
     def left_at(self, hashes: Sequence[int]) -> list[tuple[int, int]]:
-        """Those of the blocks whose eviction is remembered, each with its time."""
+        """Those of the blocks whose eviction is remembered, each with its time, in any order."""
         left, before = self.left, self.left_before
-        times = ((key, left.get(key, before.get(key))) for key in hashes)
-        return [(key, at_ns) for key, at_ns in times if at_ns is not None]
+        times = [(key, left[key]) for key in filter(left.__contains__, hashes)]
+        if before:
+            times += [(key, before[key]) for key in filter(before.__contains__, hashes) if key not in left]
+        return times
 
     def came_back(self, hashes: Sequence[int], since_ns: int) -> int:
         """How many of these blocks were evicted after ``since_ns``; they are here again, so each counts once."""
@@ -285,8 +292,7 @@ class LeaderMemory(msgspec.Struct):
     def remember(self, hashes: list[int], why: MissReason) -> None:
         """These hashes are resident nowhere any more."""
         history = self.history
-        for key in hashes:  # a loop that writes one value beats pairs of it
-            history[key] = why
+        history.update(dict.fromkeys(hashes, why))
         if len(history) >= HISTORY_PART:
             self.older = [history, *self.older[: HISTORY_PARTS - 2]]
             self.history = {}
@@ -305,10 +311,11 @@ class LeaderMemory(msgspec.Struct):
         mine = self.pools[pool.info.pool]
         if mine.ordered:
             _drop(mine.loose, places)
-        for place in reversed(places):
-            if place in mine.exposed and pool.refs[place]:
-                del mine.exposed[place]
-                mine.covered[place] = None
+        if mine.exposed:
+            refs = pool.refs
+            covered = [place for place in filter(mine.exposed.__contains__, reversed(places)) if refs[place]]
+            _drop(mine.exposed, covered)
+            mine.covered.update(dict.fromkeys(covered))
 
     def used(self, pool: PoolFacts, hashes: list[int]) -> None:
         """A request asks for these blocks: each deserves a copy again."""
@@ -318,15 +325,16 @@ class LeaderMemory(msgspec.Struct):
 
     def let_go(self, pool: PoolFacts, places: list[int]) -> None:
         """These places have a holder less: those without any, and without a copy below, are ``exposed``."""
-        mine = self.pools[pool.info.pool]
-        for place in reversed(places):
-            if pool.refs[place]:
-                continue
-            if mine.ordered and pool.content[place] == READY:
-                mine.loose[place] = None
-            if place in mine.covered:
-                del mine.covered[place]
-                mine.exposed[place] = None
+        mine, refs, content = self.pools[pool.info.pool], pool.refs, pool.content
+        if not (mine.ordered or mine.covered):
+            return
+        free = [place for place in reversed(places) if not refs[place]]
+        if mine.ordered:
+            mine.loose.update(dict.fromkeys([place for place in free if content[place] == READY]))
+        if mine.covered:
+            exposed = list(filter(mine.covered.__contains__, free))
+            _drop(mine.covered, exposed)
+            mine.exposed.update(dict.fromkeys(exposed))
 
     def filled(self, pool: PoolFacts, places: list[int]) -> None:
         """These places have a holder, are full and have no copy below."""
@@ -339,16 +347,17 @@ class LeaderMemory(msgspec.Struct):
             (mine.covered if pool.refs[place] else mine.exposed)[place] = None
 
     def saved(self, pool: PoolFacts, places: list[int]) -> None:
-        """These places have a copy below, or lost their content."""
+        """These places have a copy below."""
         mine = self.pools[pool.info.pool]
         _drop(mine.exposed, places)
         _drop(mine.covered, places)
         _drop(mine.bereft, places)
 
     def evicted(self, pool: PoolFacts, places: list[int]) -> None:
-        """These places, which had no holder, lost their content."""
+        """These places lost their content."""
         mine = self.pools[pool.info.pool]
         _drop(mine.exposed, places)
+        _drop(mine.covered, places)
         _drop(mine.planned, places)
         _drop(mine.bereft, places)
         _drop(mine.again, places)
@@ -358,8 +367,8 @@ class LeaderMemory(msgspec.Struct):
 
 def _drop(table: dict[int, Any], keys: Sequence[int]) -> None:
     """Forget these keys, as far as they are known."""
-    for key in keys if table else ():
-        table.pop(key, None)
+    if table:
+        deque(map(table.pop, keys, repeat(None)), 0)
 
 
 class LiveMemory:

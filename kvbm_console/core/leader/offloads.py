@@ -37,7 +37,7 @@ from operator import indexOf
 from typing import Final
 
 from kvbm_console.core import events as ev
-from kvbm_console.core.columns import gather, pack_hashes
+from kvbm_console.core.columns import gather
 from kvbm_console.core.ids import Authority, Condition, Route, SlotState
 from kvbm_console.core.leader.decider import Decider
 from kvbm_console.core.leader.memory import PoolMemory
@@ -105,14 +105,18 @@ def _next_of_engine(decider: Decider, pool: PoolFacts, room: int) -> dict[int | 
         return {}
     loose, exposed = mine.loose, mine.exposed
     chosen: dict[int | None, list[int]] = {}
-    if exposed:
-        order = iter(loose)
-        near = islice(order, ahead)
-        first = next(filter(exposed.__contains__, near), None)
-        if first is not None:
-            behind = chain(near, islice(order, _further(decider, pool)))
-            chosen[None] = [first, *islice(filter(exposed.__contains__, behind), room - 1)]
+    if not exposed:
+        decider.in_order.add(pool.info.pool)
+    elif len(loose) <= ahead and pool.info.pool in decider.in_order:
+        chosen[None] = list(islice(exposed, room))
+        room -= len(chosen[None])
+    elif decider.safe_places.get(pool.info.pool, 0) < ahead + pool.counts[Condition.EMPTY]:
+        at = _first(decider, pool, mine, 2 * ahead)  # further than needed, so that the next look comes later
+        if at < ahead:
+            behind = islice(loose, at, ahead + _further(decider, pool))
+            chosen[None] = list(islice(filter(exposed.__contains__, behind), room))
             room -= len(chosen[None])
+        decider.safe_places[pool.info.pool] = at + pool.counts[Condition.EMPTY]
     if len(loose) < ahead and len(mine.covered) >= HELD_LEAST and room >= HELD_LEAST:
         _add_held(decider, pool, mine, room, chosen)
     return chosen
@@ -255,15 +259,26 @@ def calm_blocks(decider: Decider, source: int) -> int | None:
     if lower is None or mine.blocked or 4 * decider.config.offload_batch_blocks <= len(mine.planned):
         return PLENTY
     if decider.config.by_order:
-        return max(-1, _safe_in_order(pool, mine) - reserve(decider, pool))
+        return max(-1, _safe_in_order(decider, pool, mine) - reserve(decider, pool))
     return max(-1, _safe_places(decider, pool) - math.ceil((1.0 - decider.config.offload_threshold) * len(pool)))
 
 
-def _safe_in_order(pool: PoolFacts, mine: PoolMemory) -> int:
+def _safe_in_order(decider: Decider, pool: PoolFacts, mine: PoolMemory) -> int:
     """Places of a device pool that are given away before a block would be lost."""
-    if not mine.exposed:
-        return pool.counts[Condition.EMPTY] + len(mine.loose)
-    return pool.counts[Condition.EMPTY] + indexOf(map(mine.exposed.__contains__, mine.loose), True)
+    return pool.counts[Condition.EMPTY] + _first(decider, pool, mine, len(mine.loose))
+
+
+def _first(decider: Decider, pool: PoolFacts, mine: PoolMemory, most: int) -> int:
+    """How many loose places, at most ``most``, come before the first exposed place."""
+    exposed, loose = mine.exposed, mine.loose
+    if not exposed:
+        return min(most, len(loose))
+    try:
+        if pool.info.pool in decider.in_order:
+            return indexOf(islice(loose, most), next(iter(exposed)))
+        return indexOf(map(exposed.__contains__, islice(loose, most)), True)
+    except ValueError:
+        return min(most, len(loose))
 
 
 def _at(slot: SlotFacts, places: list[int]) -> int | None:
@@ -337,7 +352,7 @@ def _plan(decider: Decider, pool: PoolFacts, lower: PoolFacts, owner: int | None
         decider.memory.evaluated[slot.slot] = max(decider.memory.evaluated.get(slot.slot, 0), last + 1)
     decider.emit(
         ev.CandidatePlanned, number, owner, Route.of(pool.info.tier, lower.info.tier),
-        pack_hashes(gather(pool.hash_of, places)), b"", first,
+        decider.hashes(gather(pool.hash_of, places)), b"", first,
     )
     decider.memory.drawn_from[number] = pool.info.pool
     mine.planned.update(dict.fromkeys(places, number))

@@ -10,7 +10,7 @@ from typing import Final
 
 from kvbm_console.core import events as ev
 from kvbm_console.core import stimuli as st
-from kvbm_console.core.columns import gather, pack_hashes, pack_ids, unpack_ids
+from kvbm_console.core.columns import gather, unpack_ids
 from kvbm_console.core.errors import Refused
 from kvbm_console.core.ids import Authority, CandidateStatus, ReleaseReason, Site, SkipReason, Tier, WaitPoint
 from kvbm_console.core.instructions import PinDeviceBlocks, ReleaseDeviceBlocks, StartTransfer, WakeRequest
@@ -118,24 +118,27 @@ def _promote(
     if candidate.route.is_load:
         since = decider.at_ns - decider.config.thrash_window_ns
         thrash = sum(map(since.__lt__, gather(source.stored_at, sources)))
-    decider.emit(ev.BlocksReserved, target.info.pool, number, pack_ids(targets), pack_hashes(hashes))
+    decider.emit(ev.BlocksReserved, target.info.pool, number, decider.ids(targets), decider.hashes(hashes))
     decider.emit(
         ev.CandidatePromoted, candidate.candidate, number, batch, source.info.pool, target.info.pool,
-        pack_ids(sources), pack_ids(targets), thrash,
+        decider.ids(sources), decider.ids(targets), thrash,
         decider.returned(hashes, source, target) if candidate.route.is_load else ev.NOTHING_RETURNED,
     )
     decider.memory.pending.remove(candidate.candidate)
     decider.memory.undispatched.append(number)
+    decider.took(source, len(sources))
     decider.memory.taken(source, sources)
     if not candidate.route.is_load and source.info.authority is Authority.LEADER:
         copies_further(decider, source)
     if candidate.slot is None and source.info.authority is Authority.ENGINE:
-        decider.ask(PinDeviceBlocks(source.info.source, pack_ids(sources)))
+        decider.ask(PinDeviceBlocks(source.info.source, decider.ids(sources)))
         decider.memory.fences[number] = (source.info.source, "", sources)
     if target.info.authority is Authority.LEADER:
         for chain in chains(decider.memory.parent_of, hashes):
             decider.live_memory.policies[target.info.pool].insert(chain, decider.at_ns)
-        decider.memory.saved(source, _all_places(source, sources, hashes))
+        saved = _all_places(source, sources, hashes)
+        if saved is not sources or source.info.authority is Authority.LEADER:  # else since it was planned
+            decider.memory.saved(source, saved)
     _strike(decider, Site.DISPATCH_WILL, decider.state.candidates[candidate.candidate])
 
 
@@ -154,8 +157,8 @@ def dispatch(decider: Decider, operation: OperationFacts) -> None:
     decider.memory.issued.append(operation.operation)
     decider.ask(
         StartTransfer(
-            operation.operation, operation.epoch, candidate.route, pack_ids(operation.sources),
-            pack_ids(operation.targets), len(operation.targets), operation.batch, decider.config.ranks,
+            operation.operation, operation.epoch, candidate.route, decider.ids(operation.sources),
+            decider.ids(operation.targets), len(operation.targets), operation.batch, decider.config.ranks,
         )
     )
 
@@ -258,15 +261,16 @@ def transfer_started(decider: Decider, s: st.TransferStarted) -> None:
 
 def transfer_finished(decider: Decider, s: st.TransferFinished) -> None:
     """One rank has copied its part."""
-    _report(decider, s.operation, s.epoch, s.rank, True, "", b"")
+    report(decider, s.operation, s.epoch, s.rank, True, "", b"")
 
 
 def transfer_failed(decider: Decider, s: st.TransferFailed) -> None:
     """One rank could not copy; an error counts as a report."""
-    _report(decider, s.operation, s.epoch, s.rank, False, s.error[:ERROR_CHARS_MAX], s.failed)
+    report(decider, s.operation, s.epoch, s.rank, False, s.error[:ERROR_CHARS_MAX], s.failed)
 
 
-def _report(decider: Decider, number: int, epoch: int, rank: int, ok: bool, error: str, failed: bytes) -> None:
+def report(decider: Decider, number: int, epoch: int, rank: int, ok: bool, error: str, failed: bytes) -> None:
+    """A rank has copied its part of an operation, or could not copy these of its blocks."""
     if not 0 <= rank < decider.config.ranks:
         raise Refused(f"rank must be from 0 to {decider.config.ranks - 1}, got {rank}")
     operation = _current(decider, number, epoch, rank)
@@ -310,11 +314,11 @@ def _lift(decider: Decider, number: int) -> None:
             continue
         # Several copies may read one place: it is free when the last of them has ended.
         places = sorted(place for place, keepers in pool.quarantined.items() if keepers == [number])
-        decider.emit(ev.BlocksDropped, pool.info.pool, number, pack_ids(places), ReleaseReason.EPOCH)
+        decider.emit(ev.BlocksDropped, pool.info.pool, number, decider.ids(places), ReleaseReason.EPOCH)
         if pool.info.authority is Authority.LEADER:
             decider.free_places(pool, places)
         else:
-            decider.ask(ReleaseDeviceBlocks(pool.info.source, "", pack_ids(places)))
+            decider.ask(ReleaseDeviceBlocks(pool.info.source, "", decider.ids(places)))
 
 
 # --- ends ---
@@ -372,7 +376,7 @@ def end_operation(decider: Decider, operation: OperationFacts) -> None:
     else:
         kept, lost = list(operation.targets), []
     if kept:
-        decider.emit(ev.BlocksReady, target.info.pool, operation.operation, pack_ids(kept))
+        decider.emit(ev.BlocksReady, target.info.pool, operation.operation, decider.ids(kept))
     if lost:
         drop(decider, target, operation, lost)
     if candidate.slot is None and candidate.route.is_load:
@@ -391,7 +395,7 @@ def _save_ready(decider: Decider, pool: PoolFacts, places: list[int]) -> None:
     lower = decider.below(pool)
     if lower is not None:
         below, hashes = lower.by_hash, gather(pool.hash_of, places)
-        decider.memory.unsaved(pool, [place for place, key in zip(places, hashes, strict=True) if key not in below])
+        decider.unsaved(pool, [place for place, key in zip(places, hashes, strict=True) if key not in below])
 
 
 def _good_prefix(decider: Decider, slot: SlotFacts, first: int, operation: OperationFacts) -> int:
@@ -404,7 +408,7 @@ def _good_prefix(decider: Decider, slot: SlotFacts, first: int, operation: Opera
 def drop(decider: Decider, pool: PoolFacts, operation: OperationFacts, places: list[int]) -> None:
     """Places of a copy that did not arrive hold nothing."""
     hashes = [pool.hash_of[place] for place in places]
-    decider.emit(ev.BlocksDropped, pool.info.pool, operation.operation, pack_ids(places), ReleaseReason.FAILED)
+    decider.emit(ev.BlocksDropped, pool.info.pool, operation.operation, decider.ids(places), ReleaseReason.FAILED)
     decider.gave_up(pool, places, hashes)
 
 
@@ -429,7 +433,7 @@ def end_candidate(decider: Decider, operation: OperationFacts, status: Candidate
         _end_load(decider, slot)
     fence = decider.memory.fences.pop(operation.operation, None)
     if fence is not None:
-        decider.ask(ReleaseDeviceBlocks(fence[0], fence[1], pack_ids(fence[2])))
+        decider.ask(ReleaseDeviceBlocks(fence[0], fence[1], decider.ids(fence[2])))
 
 
 def _ended_down(decider: Decider, source: PoolFacts, target: PoolFacts, operation: OperationFacts) -> None:
@@ -460,15 +464,13 @@ def _forget_plan(
         del planned[place]
     lower = decider.below(source)
     if lower is not None:
-        below, hashes = lower.by_hash, gather(source.hash_of, places)
-        decider.memory.unsaved(
-            source,
-            [
-                place for place, key in zip(places, hashes, strict=True)
-                if source.content[place] == READY and key not in below and place not in failed
-                and admitted(decider, lower, key)
-            ],
-        )
+        below, hash_of, content = lower.by_hash, source.hash_of, source.content
+        unsaved = [
+            place for place in places
+            if hash_of[place] not in below and content[place] == READY and place not in failed
+            and admitted(decider, lower, hash_of[place])
+        ]
+        decider.unsaved(source, unsaved)
     decider.mark_dirty(source)
 
 
@@ -492,7 +494,7 @@ def _lose(decider: Decider, slot: SlotFacts, block: int) -> None:
     stale = [place for place in slot.device_blocks[block:before] if pool.content[place] == READY]
     if stale:
         hashes = [pool.hash_of[place] for place in stale]
-        decider.emit(ev.BlocksDropped, pool.info.pool, -1, pack_ids(stale), ReleaseReason.FAILED)
+        decider.emit(ev.BlocksDropped, pool.info.pool, -1, decider.ids(stale), ReleaseReason.FAILED)
         decider.gave_up(pool, stale, hashes)
     for part in decider.memory.loads.get(slot.slot, ()):
         low = max(part.first, block)

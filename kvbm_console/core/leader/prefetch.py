@@ -15,7 +15,6 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 
 from kvbm_console.core import events as ev
-from kvbm_console.core.columns import pack_hashes
 from kvbm_console.core.ids import Clock, Route, SlotState, Tier
 from kvbm_console.core.instructions import SetDeadline
 from kvbm_console.core.leader.decider import Decider
@@ -152,7 +151,7 @@ def _fetch(decider: Decider, host: PoolFacts, disk: PoolFacts, ways: Iterable[Se
     for at in range(0, len(wanted), config.offload_batch_blocks):
         part = list(wanted)[at : at + config.offload_batch_blocks]
         number = decider.state.next_candidate
-        decider.emit(ev.CandidatePlanned, number, None, Route.G3_G2, pack_hashes(part), b"", None)
+        decider.emit(ev.CandidatePlanned, number, None, Route.G3_G2, decider.hashes(part), b"", None)
         decider.memory.drawn_from[number] = disk.info.pool
         ahead.asked.update(dict.fromkeys(part, number))
         enqueue(decider, decider.state.candidates[number])

@@ -6,7 +6,7 @@ and cancel copies that are not started. Started copies run out, because they hol
 
 from kvbm_console.core import events as ev
 from kvbm_console.core import stimuli as st
-from kvbm_console.core.columns import pack_ids, unpack_ids
+from kvbm_console.core.columns import unpack_ids
 from kvbm_console.core.config import REQUEST_ID_BYTES_MAX, SECOND_NS
 from kvbm_console.core.errors import Refused
 from kvbm_console.core.eviction.pool_policy import PIN
@@ -51,7 +51,7 @@ def preempt(decider: Decider, slot: SlotFacts) -> FencedBlocks:
     decider.release_device_blocks(slot, ReleaseReason.PREEMPTED)
     if slot.state is not SlotState.PREEMPTED:  # it is when it was admitted again and never scheduled since
         move(decider, slot, SlotState.PREEMPTED)
-    return FencedBlocks(pack_ids(fenced))
+    return FencedBlocks(decider.ids(fenced))
 
 
 def _ends_with_its_hold(decider: Decider, slot: SlotFacts, reason: FinishReason) -> bool:
@@ -109,21 +109,26 @@ def request_finished(decider: Decider, s: st.RequestFinished) -> FinishAnswer:
     returned = unpack_ids(s.block_ids)
     if returned and returned != slot.device_blocks and set(returned) != set(slot.device_blocks):
         raise Refused(f"request {s.request!r} does not hold the {len(returned)} blocks it is said to give back")
-    if not _ends_with_its_hold(decider, slot, s.reason):
-        cancel_hold(decider, slot, "aborted" if s.reason is FinishReason.ABORTED else "finished")
+    return end(decider, slot, s.reason)
+
+
+def end(decider: Decider, slot: SlotFacts, reason: FinishReason) -> FinishAnswer:
+    """As ``request_finished``, for a slot that was checked."""
+    if not _ends_with_its_hold(decider, slot, reason):
+        cancel_hold(decider, slot, "aborted" if reason is FinishReason.ABORTED else "finished")
     _stop_candidates(decider, slot, cancel_stores=False)
     decider.release_staging(slot, ReleaseReason.FINISHED)
-    if s.reason is not FinishReason.ABORTED:
+    if reason is not FinishReason.ABORTED:
         _guard(decider, slot)
         prefetch.ended(decider, slot)
         plan_last_offload(decider, slot)
     strike(decider, Site.REQUEST_FINISH, slot, slot.state, SlotState.FINISHING)
     if slot.outstanding or slot.hold is not None:
-        move(decider, slot, SlotState.FINISHING, reason=s.reason)
+        move(decider, slot, SlotState.FINISHING, reason=reason)
         decider.memory.ending.append(slot.slot)
         return FinishAnswer(True)
     decider.release_device_blocks(slot, ReleaseReason.FINISHED)
-    finish(decider, slot, s.reason)
+    finish(decider, slot, reason)
     return FinishAnswer(False)
 
 
@@ -159,6 +164,7 @@ def request_cloned(decider: Decider, s: st.RequestCloned) -> CloneAnswer:
         raise Refused(f"request must be 1 to {REQUEST_ID_BYTES_MAX} bytes")
     pool = decider.device_pool(parent.source)
     check_device_ids(decider, pool, parent, partial, 0)
+    decider.took(pool, len(partial))
     lost = [place for place in partial if place < len(pool) and pool.hash_of[place]]
     if lost:
         decider.evict(pool, lost, parent.slot, EvictRule.REASSIGNED)
@@ -166,7 +172,7 @@ def request_cloned(decider: Decider, s: st.RequestCloned) -> CloneAnswer:
     for at, clone in enumerate(s.clones):
         number = decider.state.next_slot
         ids = [*shared, *partial[at * tail : (at + 1) * tail]]
-        decider.emit(ev.SlotCloned, number, parent.slot, clone, pack_ids(ids))
+        decider.emit(ev.SlotCloned, number, parent.slot, clone, decider.ids(ids))
         decider.memory.taken(pool, shared)
         decider.note_place(decider.state.slots[number])
         opened.append(number)

@@ -6,7 +6,6 @@ Law of this file: a slot leaves the facts only when it owns nothing (I8).
 from typing import Final
 
 from kvbm_console.core import events as ev
-from kvbm_console.core.columns import pack_ids
 from kvbm_console.core.ids import FinishReason, ReleaseReason, Site, SlotState
 from kvbm_console.core.instructions import ReleaseDeviceBlocks
 from kvbm_console.core.leader.decider import Decider
@@ -59,7 +58,7 @@ def close_slot(decider: Decider, slot: SlotFacts) -> None:
     places = list(slot.device_blocks)
     decider.release_device_blocks(slot, ReleaseReason.FINISHED)
     if places:
-        decider.ask(ReleaseDeviceBlocks(slot.source, slot.request, pack_ids(places)))
+        decider.ask(ReleaseDeviceBlocks(slot.source, slot.request, decider.ids(places)))
     finish(decider, slot, slot.reason)
 
 

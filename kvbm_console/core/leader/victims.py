@@ -94,7 +94,7 @@ def _safe(decider: Decider, pool: PoolFacts, keys: Sequence[int]) -> list[int]:
     mine, place_of, parent_of = decider.memory.pools[pool.info.pool], pool.by_hash, decider.memory.parent_of.get
     again = list(filter(mine.bereft.__contains__, map(place_of.__getitem__, keys)))
     decider.memory.saved(pool, again)
-    decider.memory.unsaved(pool, again)
+    decider.unsaved(pool, again)
     exposed = mine.exposed
     stay: set[int | None] = set()
     safe: list[int] = []

@@ -5,7 +5,7 @@ counts to the engine. ``MachineLedger`` makes the same counts at the same moment
 its pool. It halves the time of ``simulate`` on the shared trace.
 
 Law of this file: the report and the stats lines are those of a leader. ``tests/planning/test_ledger.py`` compares them
-over hundreds of machines. Records, audits and several hosts need the leader.
+over hundreds of machines. Records, audits and several hosts need the leader. ``TieredLedger`` has lower tiers.
 """
 
 from collections.abc import Callable, Sequence
@@ -45,14 +45,15 @@ class MachineLedger:
     def __init__(
         self, config: EngineConfig, workload: Workload, block_tokens: int, *, stats_every: int = 0,
         stats: Callable[[StatsLine], None] | None = None, windows: bool = True,
-        ended: Callable[[RequestRecord], None] | None = None,
+        ended: Callable[[RequestRecord], None] | None = None, calendar: Calendar | None = None,
+        take_latency_ns: Callable[[], int] = lambda: 0, arrivals_felt: bool = False,
     ) -> None:
         self.times = Timings(stats_every, stats)
         self.totals = Totals()
         """The counts that a leader would make."""
         self._block_tokens = block_tokens
         self._capacity = config.g1_blocks
-        self._calendar = Calendar()
+        self._calendar = Calendar() if calendar is None else calendar
         self._windows = windows
         self._ended = ended
         self._records: dict[str, RequestRecord] = {}
@@ -65,7 +66,10 @@ class MachineLedger:
         """Requests whose prompt the running iteration completes, so it samples their first token."""
         self._iteration = 0
         self._stored_blocks = 0
-        self.engine = SimulatedEngine(config, self, self._calendar, workload, block_tokens)
+        self.engine = SimulatedEngine(
+            config, self, self._calendar, workload, block_tokens, take_latency_ns=take_latency_ns,
+            arrivals_felt=arrivals_felt,
+        )
         self._pool = self.engine.scheduler.pool
         self.point("reset")
 
@@ -173,10 +177,12 @@ class MachineLedger:
             if name in known:
                 self.times.gaps.left_out(name)
         again = [name for name in self._prefilled if name in known]
+        prefilling = {work.name for work, _ in plan.tokens if not work.prefilled} if plan.unskipped else ()
         ends = len(self._prefilled)
         self.times.begin(
             self._calendar.now_ns, plan.steps, plan.decoding + ends, ends - len(again),
-            [*again, *plan.first_tokens, *plan.unskipped], sum(plan.early),
+            [*again, *plan.first_tokens, *(name for name in plan.unskipped if name not in prefilling)],
+            sum(plan.early),
         )
 
     def filled(
@@ -219,7 +225,7 @@ class MachineLedger:
         """Never called, because nothing is loaded."""
         raise InternalError(f"the load of {name} ended, and there is nothing to load from")
 
-    def calm_blocks(self) -> int:
+    def calm_blocks(self) -> int | None:
         """More than the pool, because no block is copied down."""
         return _ALWAYS_CALM
 

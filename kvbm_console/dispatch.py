@@ -222,10 +222,14 @@ class Dispatcher:
         if self.publish is not None:
             self.publish(stimulus, outcome)
         if outcome.instructions:
-            self._queue.extend(outcome.instructions)
-            if not self._running:
-                self._drain()
+            self.carry_out(outcome.instructions)
         return outcome
+
+    def carry_out(self, instructions: "Sequence[ins.Instruction]") -> None:
+        """Carry out instructions behind those that are carried out now."""
+        self._queue.extend(instructions)
+        if not self._running:
+            self._drain()
 
     def _take_on_other_hosts(self, stimulus: Stimulus) -> None:
         for other in self.more_hosts:

@@ -18,6 +18,7 @@ from kvbm_console.planning.ledger import MachineLedger
 from kvbm_console.planning.meter import Meter, RequestRecord, StatsLine
 from kvbm_console.planning.options import SimulateOptions
 from kvbm_console.planning.report import InstanceMeasures, make_report, measure
+from kvbm_console.planning.tiered import TieredLedger
 from kvbm_console.planning.traces import note_of, parse_trace
 from kvbm_console.simulator.config import EngineConfig
 from kvbm_console.simulator.embedded import Rig, build
@@ -49,8 +50,8 @@ def simulate(
     """Run the trace to its end. ``progress`` gets the number of ended requests, ``stats`` the stats lines, ``ended``
     the instance and the record of each request.
 
-    Undisturbed iterations run together unless ``windows`` is off; a leader that would decide nothing is left out
-    (``counted``) unless ``leader`` is on. The report and the stats lines are the same.
+    Undisturbed iterations run together unless ``windows`` is off. A ledger counts without events (``counted``) unless
+    ``leader`` is on. The report and the stats lines are the same.
     """
     workload = open_trace(options)
     shares = [workload] if options.instances == 1 else [
@@ -106,7 +107,7 @@ def _run_share(options: SimulateOptions, rig: Rig, meter: Meter, report: Progres
 
 
 def _count_share(ledger: MachineLedger, report: Progress) -> _Part:
-    """Run an instance without a leader."""
+    """Run an instance without events."""
     ledger.run_to_end(report)
     ledger.point("decode")
     measures = ledger.measures()
@@ -116,8 +117,8 @@ def _count_share(ledger: MachineLedger, report: Progress) -> _Part:
 
 
 def counted(options: SimulateOptions, keep_records: bool = False) -> bool:
-    """True if no leader is needed: there is no tier below the device, and only report and stats lines are wanted."""
-    return not (options.tiered or options.check or options.hosts > 1 or keep_records or options.cleanup == "none")
+    """True if no event is needed: only the report, the stats lines and the ended requests are wanted."""
+    return not (options.check or options.hosts > 1 or keep_records or options.cleanup == "none")
 
 
 def open_trace(options: SimulateOptions) -> Workload:
@@ -152,7 +153,12 @@ def build_ledger(
     options: SimulateOptions, workload: Workload, stats: Callable[[StatsLine], None] | None = None, *,
     windows: bool = True, ended: Callable[[RequestRecord], None] | None = None,
 ) -> MachineLedger:
-    """An instance without a leader, for options that are ``counted``."""
+    """An instance without events, for options that are ``counted``."""
+    if options.tiered:
+        return TieredLedger(
+            options.leader_config(), options.links(), engine_config(options), workload,
+            stats_every=options.stats_every, stats=stats, windows=windows, ended=ended,
+        )
     return MachineLedger(
         engine_config(options), workload, options.block_size, stats_every=options.stats_every, stats=stats,
         windows=windows, ended=ended,

@@ -11,7 +11,7 @@ their time is added up until the engine takes it (``pending_latency_ns`` peeks, 
 import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import msgspec
 
@@ -20,7 +20,6 @@ from kvbm_console.core.config import SECOND_NS, require
 from kvbm_console.core.ids import Route
 from kvbm_console.core.instructions import StartTransfer
 from kvbm_console.core.stimuli import TransferFailed, TransferFinished, TransferStarted
-from kvbm_console.dispatch import Dispatcher
 
 TOKEN_BYTES: Final = 32 * 8 * 128 * 2 * 2
 """K and V of a token in an 8B model: ``32 layers x 8 KV heads x 128 x 2 tensors x 2 bytes = 128 KiB``."""
@@ -36,6 +35,14 @@ class Timer(Protocol):
 
     def at(self, at_ns: int, action: Callable[[], None]) -> int:
         """Run ``action`` at this time."""
+        ...
+
+
+class Reports(Protocol):
+    """Takes the reports of a mover, as a ``Dispatcher`` does."""
+
+    def submit(self, kind: type[Any], *args: Any) -> object:
+        """A report of this kind of stimulus."""
         ...
 
 
@@ -102,19 +109,19 @@ class LinkStatus(msgspec.Struct, frozen=True):
 
 
 class LinkMover:
-    """``dispatch.Mover`` over links. Reports as source 0 through the dispatcher.
+    """``dispatch.Mover`` over links. Reports as source 0.
 
     ``block_bytes`` is the size of a block. Tests may set ``faults``, which is called once for each operation when its
     copy begins. The queue of a link is bounded by the leader, which reserves places before it orders a copy.
     """
 
     def __init__(
-        self, timer: Timer, dispatcher: Dispatcher, block_bytes: int, *,
+        self, timer: Timer, reports: Reports, block_bytes: int, *,
         links: Sequence[LinkSpec] = DEFAULT_LINKS, asynchronous: bool = True,
     ) -> None:
         require(block_bytes > 0, "block_bytes", "above 0", block_bytes)
         self._timer = timer
-        self._dispatcher = dispatcher
+        self._reports = reports
         self.block_bytes = block_bytes
         self.asynchronous = asynchronous
         self.faults: Callable[[StartTransfer], Fault | None] | None = None
@@ -135,7 +142,7 @@ class LinkMover:
             self._latency_ns += link.spec.copy_ns(order.blocks * self.block_bytes)
             link.operations += 1
             link.copied_bytes += order.blocks * self.block_bytes
-            self._dispatcher.submit(TransferStarted, order.operation, order.epoch)
+            self._reports.submit(TransferStarted, order.operation, order.epoch)
             self._report(order, self._fault(order))
         elif link.busy:
             link.queue.append(order)
@@ -182,7 +189,7 @@ class LinkMover:
         fault = self._fault(order)
         ends_ns = self._timer.now_ns + link.spec.copy_ns(order.blocks * self.block_bytes)
         self._timer.at(ends_ns, lambda: self._end(link, order, fault))
-        self._dispatcher.submit(TransferStarted, order.operation, order.epoch)
+        self._reports.submit(TransferStarted, order.operation, order.epoch)
 
     def _end(self, link: _Link, order: StartTransfer, fault: Fault | None) -> None:
         link.operations += 1
@@ -196,8 +203,8 @@ class LinkMover:
     def _report(self, order: StartTransfer, fault: Fault | None) -> None:
         for rank in range(order.ranks):
             if fault is None or (fault.ranks is not None and rank not in fault.ranks):
-                self._dispatcher.submit(TransferFinished, order.operation, order.epoch, rank)
+                self._reports.submit(TransferFinished, order.operation, order.epoch, rank)
             elif not fault.silent:
-                self._dispatcher.submit(
+                self._reports.submit(
                     TransferFailed, order.operation, order.epoch, rank, fault.error, pack_ids(fault.blocks)
                 )

@@ -1,10 +1,9 @@
-"""Figures of ``simulate`` under virtual time, as the command runs it: leader, engine, links and meter, or the engine
-and the ledger where a leader would decide nothing.
+"""Figures of ``simulate`` under virtual time, as the command runs it: by a ledger, which counts and publishes nothing.
 
 Law of this file: a load is fixed (shape, rate, shared prefixes, sizes), because simulated speed depends on all of them.
 Half of each prompt is its tenant's. The reference of a plain run is the device pool alone, which allocates, stores and
-releases as many blocks for as many requests; what the leader costs where it decides nothing stands beside the ledger,
-what tiers add beside the leader without them; every other run has a run of its own kind beside it. BLIS, on like loads
+releases as many blocks for as many requests. A leader that publishes stands beside the ledger, and the cost of tiers
+beside the leader without them. Every other run has a run of its own kind beside it. BLIS, on like loads
 and a machine like the one on which the targets were set: 3,080 / 1,220 requests a second without / with a host tier,
 135 / 97 with prompts of 16,384 tokens, 1,111 / 47 with outputs of 2,048.
 """
@@ -85,7 +84,7 @@ def _line(line: StatsLine) -> None:
 class Run:
     """A load that is simulated again and again; counts are those of the last time.
 
-    Without ``tiers`` as the command does, by the ledger, unless ``leader`` says that there is one all the same.
+    By a ledger, as the command does, unless ``leader`` asks for one that publishes.
     """
 
     def __init__(self, load: Load, *, tiers: bool, leader: bool = False) -> None:
@@ -115,7 +114,9 @@ class Run:
     def _with_ledger(self) -> EngineTotals:
         ledger = build_ledger(self.options, self.workload, _line)
         ledger.run_to_end()
-        return ledger.measures().engine
+        measures = ledger.measures()
+        self.moved = sum(measures.totals.moved_blocks.values())
+        return measures.engine
 
     def pool_alone(self) -> None:
         """As many blocks for as many requests through the device pool."""
@@ -155,6 +156,15 @@ def through_the_leader() -> Figure:
     )
 
 
+def tiers_through_the_leader() -> Figure:
+    """With a host tier, by a leader that publishes: for ``--check``, several hosts and records of requests."""
+    run, ledger = Run(SHORT, tiers=True, leader=True), Run(SHORT, tiers=True)
+    return measure(
+        "simulate a request through the leader, tiers on", run, SHORT.requests, "by the ledger", ledger,
+        SHORT.requests, Target(ns=SECOND_NS / 1_220), rounds=ROUNDS, turns=2,
+    )
+
+
 def long_prompts_off() -> Figure:
     """1,024 blocks of prompt in a request."""
     return _per_request("simulate a 16,384-token prompt, tiers off", LONG_PROMPTS, False, 600)
@@ -176,7 +186,7 @@ def long_outputs() -> Figure:
 
 def tiers_per_step() -> Figure:
     """What the host tier adds to an iteration that a leader decides."""
-    run, without = Run(SHORT, tiers=True), Run(SHORT, tiers=False, leader=True)
+    run, without = Run(SHORT, tiers=True, leader=True), Run(SHORT, tiers=False, leader=True)
     return measure(
         "simulate an iteration with tiers", run, run.steps, "without", without, without.steps, Target(ratio=1.6),
         rounds=ROUNDS, turns=2,
@@ -185,7 +195,7 @@ def tiers_per_step() -> Figure:
 
 def tiers_per_block() -> Figure:
     """What the host tier adds, by the blocks that it moves: figure minus reference is that time."""
-    run, without = Run(SHORT, tiers=True), Run(SHORT, tiers=False, leader=True)
+    run, without = Run(SHORT, tiers=True, leader=True), Run(SHORT, tiers=False, leader=True)
     return measure(
         "simulate with tiers, a block moved", run, run.moved, "the same requests without", without, run.moved,
         Target(extra_ns=1_000), rounds=ROUNDS, turns=2,
@@ -195,6 +205,7 @@ def tiers_per_block() -> Figure:
 BENCHES: Final = {
     "simulate a request, tiers off": tiers_off, "simulate a request, tiers on": tiers_on,
     "simulate a request through the leader, tiers off": through_the_leader,
+    "simulate a request through the leader, tiers on": tiers_through_the_leader,
     "simulate a 16,384-token prompt, tiers off": long_prompts_off,
     "simulate a 16,384-token prompt, tiers on": long_prompts_on,
     "simulate 2,048-token outputs, a block filled": long_outputs,

@@ -160,8 +160,8 @@ def test_simulate_says_the_same_without_a_leader(changes: dict[str, Any]) -> Non
 
 
 @pytest.mark.parametrize(("changes", "keep_records"), [
-    ({"kv_cpu_blocks": 10}, False), ({"kv_disk_blocks": 10}, False), ({"check": True}, False), ({"hosts": 2}, False),
-    ({"cleanup": "none"}, False), ({}, True),
+    ({"check": True}, False), ({"hosts": 2}, False), ({"cleanup": "none"}, False), ({}, True),
+    ({"kv_cpu_blocks": 10, "check": True}, False), ({"kv_disk_blocks": 10}, True),
 ])
 def test_whoever_looks_at_more_than_the_report_gets_a_leader(
     monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], keep_records: bool

@@ -6,8 +6,12 @@ its connectors, two daemons of ours. What they say is compared with the server's
 
 import asyncio
 import json
+import os
 import random
+import signal
+import subprocess
 import sys
+import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -22,7 +26,7 @@ from kvbm_console.analysis.walk import Visitor, evidence_of, walk
 from kvbm_console.client import Client
 from kvbm_console.core import events as ev
 from kvbm_console.core.columns import unpack_hashes
-from kvbm_console.core.ids import Tier
+from kvbm_console.core.ids import Measure, Tier
 from kvbm_console.core.state import CacheState
 from kvbm_console.recording.reader import Recording
 from tests.server.daemons import Mirror, follow_until, socket_directory
@@ -34,6 +38,8 @@ pytestmark = pytest.mark.timeout(600)
 PROGRAM = str(Path(sys.executable).with_name("kvbm-console"))
 SESSIONS, TURNS, OUTPUT, HOST = 8, 4, 40, 60
 """At once, one after the other, tokens of an answer, blocks of the host tier."""
+TOLD_S = 5.0
+"""A dead engine is said to have ended within this time."""
 TIERS = ("--g2-blocks", "0", "--g3-blocks", "0")
 
 
@@ -69,8 +75,10 @@ def residents(state: CacheState) -> dict[str, Counter[int]]:
     return found
 
 
-def serve_arguments(model: Path, url: str, ports: list[int], target: str) -> list[str]:
-    connector = named(offloading(HOST), daemon=target)
+def serve_arguments(model: Path, url: str, ports: list[int], target: str | None = None) -> list[str]:
+    """Of a server with a tap around OffloadingConnector, or of a plain server without a target."""
+    connector = [] if target is None else [
+        "--kv-transfer-config", json.dumps(named(offloading(HOST), daemon=target))]
     events = {"enable_kv_cache_events": True, "publisher": "zmq", "topic": "kv",
               "endpoint": f"tcp://*:{ports[1]}", "replay_endpoint": f"tcp://127.0.0.1:{ports[2]}"}
     return [
@@ -78,8 +86,7 @@ def serve_arguments(model: Path, url: str, ports: list[int], target: str) -> lis
         "--port", str(ports[0]), "--distributed-executor-backend", "tests.vllm.executor.FakeExecutor",
         "--load-format", "dummy", "--num-gpu-blocks-override", "64", "--block-size", str(BLOCK),
         "--max-model-len", "640", "--max-num-seqs", str(SESSIONS), "--enable-prompt-tokens-details",
-        "--generation-config", "vllm", "--kv-transfer-config", json.dumps(connector),
-        "--kv-events-config", json.dumps(events),
+        "--generation-config", "vllm", "--kv-events-config", json.dumps(events), *connector,
     ]
 
 
@@ -165,3 +172,58 @@ async def test_every_http_request_is_a_slot_and_hits_are_those_of_the_server(tmp
     # Each eviction is one that the engine published, and names the request that caused it.
     assert sorted(key for key, _ in told.evicted) == sorted(removed.removed) != []
     assert all(slot is not None for _, slot in told.evicted)
+
+
+@pytest.mark.asyncio
+async def test_a_stream_and_the_metrics_alone_tell_hits_and_the_death_of_the_server(tmp_path: Path) -> None:
+    """The engine needs no change: the daemon has its address alone."""
+    model = make_model(tmp_path / "model")
+    ports = free_ports(3)
+    url = f"http://127.0.0.1:{ports[0]}"
+    system = [random.Random(7).randrange(2, 1000) for _ in range(70)]
+    mirror = Mirror()
+    with (
+        socket_directory() as place,
+        engine(*serve_arguments(model, url, ports), ready="startup complete", VLLM_TARGET_DEVICE="cpu",
+               VLLM_NO_USAGE_STATS="1") as server,
+        engine("-P", PROGRAM, "serve", "--listen", f"unix:{place}/d", "--engine", url, ready="serving on"),
+    ):
+        with ThreadPoolExecutor(SESSIONS) as pool:
+            futures = [pool.submit(session, url, number, system) for number in range(SESSIONS)]
+            answers = {
+                name: answer for one in futures for name, answer in (await asyncio.wrap_future(one)).items()
+            }
+        counted = metrics(url)
+        doctor = await asyncio.to_thread(
+            subprocess.run, [sys.executable, "-P", PROGRAM, "doctor", url, "--format", "json"], capture_output=True,
+            text=True, timeout=120)
+        assert doctor.returncode == 0, doctor.stdout + doctor.stderr
+        (report,) = json.loads(doctor.stdout)
+        judged = {check["check"] for check in report["checks"] if check["verdict"] == "agrees"}
+        assert judged == {"block size", "capacity", "in use", "computed"}
+
+        def told() -> bool:
+            assert mirror.state is not None
+            return any(
+                known.values.get(Measure.QUERY_TOKENS) == counted["vllm:prefix_cache_queries_total"]
+                and known.values.get(Measure.HIT_TOKENS) == counted["vllm:prefix_cache_hits_total"]
+                and known.values.get(Measure.CAPACITY_BLOCKS) == 63 for known in mirror.state.measured.values()
+            )
+
+        def ended() -> bool:
+            assert mirror.state is not None
+            return any(mirror.state.has_ended(pool.info.source) for pool in mirror.state.pools)
+
+        async with Client(f"unix:{place}/d") as client, client.subscribe() as items:
+            await follow_until(items, mirror, told)
+            assert mirror.state is not None
+            assert mirror.state.lost_sources == {}
+            (pool,) = mirror.state.pools
+            assert pool.resident_blocks == report["resident_blocks"]
+            hits = sum(answer["usage"]["prompt_tokens_details"]["cached_tokens"] for answer in answers.values())
+            assert counted["vllm:prefix_cache_hits_total"] == hits > 0
+            killed = time.monotonic()
+            os.killpg(server.child.pid, signal.SIGKILL)
+            await follow_until(items, mirror, ended)
+            assert time.monotonic() - killed < TOLD_S
+            assert not mirror.state.measured, "the numbers of a dead engine are unknown"

@@ -5,7 +5,7 @@ Half of each prompt is its tenant's. The reference of a plain run is the device 
 releases as many blocks for as many requests. A leader that publishes stands beside the ledger, and the cost of tiers
 beside the leader without them. Every other run has a run of its own kind beside it. BLIS, on like loads
 and a machine like the one on which the targets were set: 3,080 / 1,220 requests a second without / with a host tier,
-135 / 97 with prompts of 16,384 tokens, 1,111 / 47 with outputs of 2,048.
+135 / 97 with prompts of 16,384 tokens, 1,111 / 47 with outputs of 2,048. ``peers`` measures BLIS and DynoSim beside it.
 """
 
 from collections.abc import Iterator

@@ -142,7 +142,7 @@ def _lives(desk: Desk, state: CacheState, pool: PoolFacts, width: int) -> list[L
         row = Row().to(17).put("larger", "muted")
         for factor, blocks in kept:
             row.put(f"  {factor:g}x ", "muted").put(f"{percent(blocks, stored)}{mark}", "text")
-        lines.append(row.put("  of them kept", "muted").line("", width))
+        lines.append(row.put(" kept", "muted").line("", width))
     return lines
 
 

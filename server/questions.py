@@ -2,9 +2,11 @@
 
 A question (``Hello``, ``SlotDetail``, ``Query``, the beginning of a subscription) is answered on the thread that
 decides for engines. Each role has two lanes: the first for callers that asked little lately, the second for those that
-ask much. A lane saves up a share of the wall's time and spends it on its questions, connection after connection. While
-a lane has savings, a question waits for nothing. A flood spends its own savings, moves to the other lane, and waits
-there. A person's question beside the flood does not wait. The engine and the verbs of debuggers never stand in a lane.
+ask much. A lane saves up a share of the time that the thread has, and spends it on its questions, connection after
+connection. Time in which the thread waits for a processor does not count: beside busy neighbours the engine has less
+time, too. While a lane has savings, a question waits for nothing. A flood spends its own savings, moves to the other
+lane, and waits there. A person's question beside the flood does not wait. The engine and the verbs of debuggers never
+stand in a lane.
 
     savings 0.5 ms -> A asks (0.9 ms): at once, savings -0.4 ms
                       A asks, B asks, A asks: they wait in the order A, B, A
@@ -15,10 +17,11 @@ most one question of every other caller of the lane.
 """
 
 import asyncio
+import contextlib
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Final
 
 import grpc
@@ -27,13 +30,15 @@ import grpc.aio
 from kvbm_console.wire.v1 import console_pb2 as pb
 
 SHARE: Final = 50
-"""A lane gets the 50th part of the wall's time, 2 %."""
+"""A lane gets the 50th part of the thread's time, 2 %."""
 SAVINGS_NS: Final = 100_000_000
 """Work that a lane saves up: some hundred questions of a person or a script are answered at once."""
 CALLER_NS: Final = 50_000_000
 """Work that a caller may ask for before it moves to the second lane: twice the most that ``status`` needs."""
 CALLER_SHARE: Final = 200
 """Share of the wall's time by which that work is forgotten, 0.5 %: a caller that asks once a second stays below."""
+ASKED_NS: Final = 20_000_000
+"""The kernel takes 3 to 110 us to tell how long a thread waited."""
 CALLERS_MAX: Final = 1_024
 """Callers whose questions are remembered. Beyond it, the caller that asked longest ago is forgotten."""
 CALL_NS: Final = 300_000
@@ -48,14 +53,40 @@ REFUSED_AFTER_S: Final = 1.0
 answered caller."""
 
 
+def waited_ns() -> int:
+    """Time in which the calling thread could run and had no processor; 0 where the system does not tell."""
+    try:
+        return int(Path("/proc/thread-self/schedstat").read_bytes().split()[1])
+    except (OSError, IndexError, ValueError):
+        return 0
+
+
+class OwnTime:
+    """Monotonic nanoseconds of the calling thread without the time in which it waited for a processor.
+
+    The system is asked at most once in ``ASKED_NS``.
+    """
+
+    def __init__(self) -> None:
+        self._asked_ns = time.monotonic_ns()
+        self._waited_ns = waited_ns()
+
+    def __call__(self) -> int:
+        now_ns = time.monotonic_ns()
+        if now_ns - self._asked_ns >= ASKED_NS:
+            self._asked_ns = now_ns
+            self._waited_ns = waited_ns()
+        return now_ns - self._waited_ns
+
+
 class TooMany(Exception):
     """Raised for a question beyond the limits; its text goes to the caller."""
 
 
 class Lane:
-    """Questions that wait together. ``clock`` is monotonic nanoseconds."""
+    """Questions that wait together. ``clock`` is nanoseconds of the time that is shared."""
 
-    def __init__(self, clock: Callable[[], int] = time.monotonic_ns) -> None:
+    def __init__(self, clock: Callable[[], int]) -> None:
         self.refused = 0
         """Questions that were refused."""
         self.expected_ns = CALL_NS
@@ -131,7 +162,7 @@ class Turn:
         self._caller = caller
         self._charged_ns = lane.expected_ns
 
-    @contextmanager
+    @contextlib.contextmanager
     def working(self, calls: int = 1) -> Iterator[None]:
         """Surrounds the work, and charges its time and ``calls`` messages."""
         began = time.thread_time_ns()
@@ -155,9 +186,10 @@ class Turn:
 
 
 class Role:
-    """The lanes of a role. ``clock`` is monotonic nanoseconds."""
+    """The lanes of a role. ``clock`` is nanoseconds of the time that is shared."""
 
-    def __init__(self, clock: Callable[[], int] = time.monotonic_ns) -> None:
+    def __init__(self, clock: Callable[[], int] | None = None) -> None:
+        clock = clock or OwnTime()
         self._clock = clock
         self._few = Lane(clock)
         self._many = Lane(clock)

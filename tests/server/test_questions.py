@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 
@@ -18,10 +19,12 @@ from server.questions import (
     SAVINGS_NS,
     SHARE,
     Lane,
+    OwnTime,
     Questions,
     Role,
     TooMany,
     Turn,
+    waited_ns,
 )
 from tests.server.daemons import daemon_at
 
@@ -77,7 +80,7 @@ async def test_a_caller_that_asks_little_is_answered_at_once_beside_a_flood() ->
 
 @pytest.mark.asyncio
 async def test_connections_take_turns_whatever_each_has_in_flight() -> None:
-    lane, order = Lane(), list[str]()
+    lane, order = Lane(time.monotonic_ns), list[str]()
 
     async def asks_once(caller: str) -> None:
         await lane.turn(caller)
@@ -93,7 +96,7 @@ async def test_connections_take_turns_whatever_each_has_in_flight() -> None:
 @pytest.mark.asyncio
 async def test_a_question_beyond_the_limit_of_its_connection_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("server.questions.REFUSED_AFTER_S", 0.0)
-    lane = Lane()
+    lane = Lane(time.monotonic_ns)
     lane.charge(10**15)
     waiting = [asyncio.ensure_future(lane.turn("a")) for _ in range(CALLER_WAITING_MAX)]
     await asyncio.sleep(0)
@@ -150,3 +153,22 @@ async def test_a_turn_is_charged_what_it_took_and_not_what_was_expected() -> Non
         with turn.working(calls=0):
             pass
     assert role._few.has_savings
+
+
+def test_time_in_which_the_thread_waits_for_a_processor_earns_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two percent of the wall were a fifth of a daemon that got a tenth of a core."""
+    wall_ns, waited_ns = 0, 0
+    monkeypatch.setattr("server.questions.time", SimpleNamespace(monotonic_ns=lambda: wall_ns))
+    monkeypatch.setattr("server.questions.waited_ns", lambda: waited_ns)
+    lane = Lane(OwnTime())
+    lane.charge(SAVINGS_NS + 15_000_000)  # of 0.75 s
+    wall_ns, waited_ns = 1_000_000_000, 900_000_000
+    assert not lane.has_savings
+    wall_ns, waited_ns = 1_700_000_000, 900_000_000
+    assert lane.has_savings
+
+
+def test_a_thread_that_waits_is_told_so() -> None:
+    before = waited_ns()
+    assert before >= 0
+    assert waited_ns() >= before

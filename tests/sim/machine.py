@@ -55,7 +55,7 @@ SEAMS: Final[dict[str, tuple[str, ...]]] = {
     "kvbm_console.parts": ("time",),
     "kvbm_console.service": ("secrets", "time"),
     "server.daemon": ("Endpoint", "grpc", "time"),
-    "server.questions": ("time",),
+    "server.questions": ("time", "waited_ns"),
     "server.recording": ("Path", "time"),
 }
 """Module to its global names that stand for something simulated during a run."""
@@ -99,7 +99,7 @@ class Machine:
         return {
             "os": disks.os_module(), "fcntl": disks.fcntl_module(), "mmap": disks.mmap_module(),
             "shutil": disks.shutil_module(), "queue": queue_module(), "threading": threading_module(),
-            "time": time_module(self.world), "Path": SimPath, "subprocess": self._subprocess(),
+            "time": time_module(self.world), "waited_ns": lambda: 0, "Path": SimPath, "subprocess": self._subprocess(),
             "secrets": Namespace(secrets, {"token_hex": lambda n: f"{self.world.dice.getrandbits(8 * n):0{2 * n}x}"}),
             "grpc": Namespace(None, {"aio": Namespace(None, {"server": self._server})}),
             "Endpoint": lambda listen, **_: Endpoint(self, listen), "open_channel": self._channel,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from kvbm_console.cli.output import duration, number, print_json, print_lines, share, table
+from kvbm_console.cli.output import duration, number, print_json, print_lines, safe, share, table
 from kvbm_console.cli.params import compiled, filter_option, format_option, resolve_target, target_argument
 from kvbm_console.core.errors import ConnectionLost
 from kvbm_console.stream.publishers import measure_texts
@@ -90,8 +90,9 @@ def _engine(row: dict[str, Any]) -> str:
     audits = ""
     if row.get("audited_places") is not None:
         audits = f"  {number(row['audited_places'])} places audited, {number(row['differing_places'])} differed"
-    return (f"tap       {row['name']}  {number(row['steps'])} steps  {call} µs a call, {part} % of a step  "
-            f"{number(row['dropped'])} dropped  {number(row['errors'])} errors{audits}")
+    steps = f"{number(row['steps'])} steps  {call} µs a call, {part} % of a step"
+    losses = f"{number(row['dropped'])} dropped  {number(row['errors'])} errors"
+    return f"tap       {safe(row['name'])}  {steps}  {losses}{audits}"
 
 
 def _tiers(tiers: dict[str, dict[str, Any]]) -> list[str]:

@@ -41,6 +41,7 @@ async def hostile_engine(target: str) -> None:
             await shell.ask(SetBreakpoint(spec))
             await engine.submit(st.RequestArrived, request, pack_hashes([number + 1, 50]), 40, 8, 0, HOSTILE)
             await engine.submit(st.MatchRequested, request, 0)
+        await engine.tell_cost(1, 1, 1, 1, 1, 0)
         await asyncio.to_thread(looked_at, Path(target.removeprefix("unix:")).parents[1])
 
 

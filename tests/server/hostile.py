@@ -273,6 +273,8 @@ FIELDS: Final[dict[str, Draw]] = {
     "tokens": lambda liar, told: liar.one(None, 0, BLOCK, 2 * BLOCK),
     "asynchronous": lambda liar, told: liar.one(False, True),
     "tier": lambda liar, told: liar.one(Tier.G1, Tier.G1, *Tier),
+    "references": lambda liar, told: pack_ids(liar.one(0, 0, 1, 2) for _ in range(len(told["hashes"]) // 8)),
+    "free": lambda liar, told: liar.one(None, 0, PLACES), "cached": lambda liar, told: liar.one(None, 0, 3),
     "copy": lambda liar, told: liar.dice.randrange(8),
     "blocks": lambda liar, told: len(told["hashes"]) // 8 + liar.one(0, 0, 1),
     "size_bytes": lambda liar, told: liar.one(None, 0, 4096),
@@ -321,10 +323,11 @@ ODDITIES: Final[dict[str, Draw]] = {
         "prompt_tokens", "output_limit", "priority", "computed_tokens", "external_tokens", "iteration", "count",
         "running", "waiting", "operation", "epoch", "rank", "pool", "source_pool", "target_pool", "first", "last",
         "entry", "tokens", "copy", "blocks", "size_bytes", "took_ns", "group", "place", "below", "dp_rank",
-        "capacity_blocks", "block_tokens", "age_ns",
+        "capacity_blocks", "block_tokens", "age_ns", "free", "cached",
     ), _number),
     **dict.fromkeys((
         "partial_ids", "appended_ids", "stored", "removed", "places", "chains", "parents", "marked", "contents",
+        "references",
     ), _column),
     **dict.fromkeys((
         "new", "resumed", "preempted", "skipped", "unskipped", "first_tokens", "progressed", "appended", "clones",

@@ -424,7 +424,7 @@ def places_audited(decider: Decider, s: st.PlacesAudited) -> AuditAnswer:
         details = [f"hash {key:x} of group {pool.info.group} is not known here" for _, key in wrong]
         ids = b""
     else:
-        if len(holders) != len(hashes) or s.first < 0:
+        if len(holders) != len(hashes) or not 0 <= s.first <= pool.places_max - len(hashes):
             raise Refused(f"{len(hashes)} hashes do not fit {len(holders)} holders from place {s.first} on")
         loading = _loading(decider, pool)
         found = list(_differing(decider, pool, loading, s, hashes, holders))

@@ -140,7 +140,7 @@ def test_cleaning_up_gives_memory_back(
 
     monkeypatch.setattr(run_module, "build_rig", kept)
     options = SimulateOptions(trace=CHATS, total_kv_blocks=40, kv_cpu_blocks=200, cleanup=cleanup)
-    ran = simulate(options)
+    ran = simulate(options, leader=True)
     assert (ran.held_records, len(ran.records)) == (held, left)
     pools = rigs[0].leader.state.pools
     assert [pool.resident_blocks > 0 for pool in pools] == [resident] * len(pools)

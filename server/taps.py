@@ -10,6 +10,7 @@ Law of this file: a peer costs the daemon one read of at most ``SETTINGS_MAX`` b
 
 import asyncio
 import contextlib
+import logging
 import os
 import socket
 import sys
@@ -20,9 +21,11 @@ import msgspec
 from msgspec.structs import replace
 
 from kvbm_console.addresses import tap_path
-from kvbm_console.tap.sender import LENGTH, TapSettings
+from kvbm_console.tap.sender import LENGTH, TapAnswer, TapSettings, TapVersion, skew_of
 
 from .options import SOCKET_UMASK
+
+log = logging.getLogger("kvbm_console.server")
 
 SETTINGS_MAX: Final = 65_536
 SETTINGS_WAIT_S: Final = 5.0
@@ -44,6 +47,8 @@ class TapListener:
         self._path = Path(tap_path(address))
         self._taps: set[asyncio.Task[None]] = set()
         self._socket: socket.socket | None = None
+        self._refused = ""
+        """The last sentence by which a tap was refused, so that a tap that asks again is logged once."""
 
     def open(self) -> None:
         """Listen. The daemon holds the lock of its own path, so a file that lies here is of a dead daemon."""
@@ -87,6 +92,9 @@ class TapListener:
             try:
                 async with asyncio.timeout(self._wait_s):
                     settings = await self._settings(connection)
+            except _OtherVersion as error:
+                await self._refuse(connection, str(error))
+                return
             except (OSError, ValueError, TimeoutError):
                 return
             process = await asyncio.create_subprocess_exec(
@@ -105,13 +113,33 @@ class TapListener:
                             await process.wait()
                     process.kill()
 
+    async def _refuse(self, connection: socket.socket, sentence: str) -> None:
+        if sentence != self._refused:
+            self._refused = sentence
+            log.warning("a tap was refused: %s", sentence)
+        data = msgspec.msgpack.encode(TapAnswer(refused=sentence))
+        with contextlib.suppress(OSError, TimeoutError):
+            async with asyncio.timeout(self._wait_s):
+                await asyncio.get_running_loop().sock_sendall(connection, LENGTH.pack(len(data)) + data)
+
     async def _settings(self, connection: socket.socket) -> TapSettings:
         """The settings of a tap, with this daemon as their target. Raises ``ValueError`` for anything else."""
         (size,) = LENGTH.unpack(await _exactly(connection, LENGTH.size))
         if size > SETTINGS_MAX:
             raise ValueError(f"the settings of a tap have at most {SETTINGS_MAX} bytes, got {size}")
-        given = msgspec.msgpack.decode(await _exactly(connection, size), type=TapSettings)
+        frame = await _exactly(connection, size)
+        try:
+            skew = skew_of(msgspec.msgpack.decode(frame, type=TapVersion))
+        except msgspec.MsgspecError as error:
+            raise ValueError(f"a peer sent no settings: {error}") from error
+        if skew:  # before the settings are read, because another version may have others
+            raise _OtherVersion(skew)
+        given = msgspec.msgpack.decode(frame, type=TapSettings)
         return replace(given, target=self._address, serve=False, token_file="", tls_ca="")
+
+
+class _OtherVersion(Exception):
+    """A tap of another version; the text is the sentence about it."""
 
 
 async def _exactly(connection: socket.socket, size: int) -> bytes:

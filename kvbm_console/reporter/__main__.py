@@ -26,7 +26,7 @@ from kvbm_console.core.errors import ConnectionLost, KvbmConsoleError, Refused
 from kvbm_console.core.ids import WaitPoint
 from kvbm_console.core.instructions import MatchAnswer
 from kvbm_console.reporter.translator import Call, Translator
-from kvbm_console.tap.sender import LENGTH, LOOK_AGAIN_S, TapAnswer, TapSettings
+from kvbm_console.tap.sender import LENGTH, LOOK_AGAIN_S, TapAnswer, TapSettings, skew_of
 
 FRAME_MAX: Final = 64 * 2**20
 """One burst of the tap: the hashes of a few prompts of a million tokens."""
@@ -54,7 +54,10 @@ class Reporter:
         self.sessions = 0
 
     async def run(self) -> None:
-        """Report to daemons until the engine ends."""
+        """Report to daemons until the engine ends. A tap of another version is refused."""
+        if skew := skew_of(self._settings):
+            await self._send(TapAnswer(refused=skew))
+            return
         while not self.ended:
             try:
                 await self._session()

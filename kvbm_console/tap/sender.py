@@ -22,6 +22,7 @@ from typing import Any, Final
 
 import msgspec
 
+from kvbm_console import __version__
 from kvbm_console.addresses import default_target, tap_path
 from kvbm_console.tap.flatten import Flattener, drain
 from kvbm_console.tap.recorder import TapRecorder
@@ -72,6 +73,8 @@ class TapSettings(msgspec.Struct, frozen=True):
     """True if reports of blocks may be wrong, because this engine's groups or its pool cannot be followed."""
     silent: bool = False
     """True if the connector inside does not report its blocks, so that the content of its tier is unknown."""
+    version: str = ""
+    """The version of the tap. A daemon of another version refuses it, because messages change between versions."""
     caching: bool = True
     """True if the engine has a prefix cache. Without it the blocks that its connector loads cannot be found afterwards,
     so its medium is no pool here, and its loads are only counted."""
@@ -88,7 +91,7 @@ class Sender:
     ) -> None:
         self.recorder = recorder
         self.flattener = flattener
-        self.settings = settings
+        self.settings = msgspec.structs.replace(settings, version=__version__)
         self.python = python or sys.executable
         self.process: subprocess.Popen[bytes] | None = None
         self.restarts = 0
@@ -99,6 +102,8 @@ class Sender:
         self._measured: list[Any] = []
         self._wait_s = RESTART_FIRST_S
         self._told = False
+        self._refused = ""
+        """The last sentence by which a daemon refused this tap."""
         target = settings.target or default_target()
         self._path = "" if settings.serve or not target.startswith("unix:") else tap_path(target)
         """The daemon's socket for taps; empty if this process starts the reporter."""
@@ -242,7 +247,11 @@ class Sender:
 
     def _obey(self, answer: "TapAnswer") -> None:
         recorder = self.recorder
-        if answer.listens is True:
+        if answer.refused:
+            if answer.refused != self._refused:
+                self._refused = answer.refused
+                _log.error("kvbm-console: %s", answer.refused)
+        elif answer.listens is True:
             recorder.listen()
         elif answer.listens is False:
             recorder.off()
@@ -253,10 +262,35 @@ class Sender:
             recorder.obey({name: now + left for name, left in answer.held.items()}, answer.globs, answer.go)
 
 
+class TapVersion(msgspec.Struct, frozen=True):
+    """The part of the settings that every version has sent; ``version`` is empty before versions were sent."""
+
+    block_tokens: int
+    version: str = ""
+
+
+def skew_of(settings: TapSettings | TapVersion) -> str:
+    """One sentence about a tap of another version than this program; empty for the same version.
+
+    >>> skew_of(TapVersion(16, __version__)), skew_of(TapVersion(16, "9.0"))[:43]
+    ('', 'the tap in the engine is kvbm-console-tap 9')
+    """
+    if settings.version == __version__:
+        return ""
+    theirs = settings.version or "of a version that is not told"
+    return (
+        f"the tap in the engine is kvbm-console-tap {theirs[:32]}, and the daemon is kvbm-console {__version__}. "
+        f"Install kvbm-console-tap {__version__} in the engine's environment and restart the engine, or run the tap's "
+        "version of the daemon"
+    )
+
+
 class TapAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
     """A message of the process to the engine: a daemon comes or goes, a full report is wanted, or requests are held."""
 
     listens: bool | None = None
+    refused: str = ""
+    """One sentence if the daemon does not take this tap; then the connection ends."""
     full: bool = False
     held: dict[str, int] = {}
     """Held requests, to the nanoseconds after which they go on even without a further answer."""

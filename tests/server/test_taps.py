@@ -13,13 +13,18 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
+from kvbm_console import __version__
 from kvbm_console.addresses import tap_path
-from kvbm_console.tap.sender import LENGTH, TapAnswer, TapSettings
+from kvbm_console.tap.flatten import Flattener
+from kvbm_console.tap.recorder import TapRecorder
+from kvbm_console.tap.sender import LENGTH, Sender, TapAnswer, TapSettings
 from server.taps import SETTINGS_MAX, TapListener
 from tests.server.daemons import daemon_at, options_for, running, socket_directory
 
-SETTINGS = TapSettings("elsewhere:1", "engine", 16, 100, serve=True, token_file="/nowhere", tls_ca="/nowhere")
+SETTINGS = TapSettings("elsewhere:1", "engine", 16, 100, serve=True, token_file="/nowhere", tls_ca="/nowhere",
+                       version=__version__)
 
 
 def frame(value: Any) -> bytes:
@@ -88,6 +93,39 @@ async def test_a_peer_that_is_no_tap_is_closed(sent: bytes) -> None:
         writer.write_eof()
         assert await reader.read() == b""
         writer.close()
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(("settings", "said"), [
+    (replace(SETTINGS, version="9.1"), "kvbm-console-tap 9.1, and the daemon"),
+    ({"target": "", "name": "engine", "block_tokens": 16, "capacity_blocks": 4}, "of a version that is not told"),
+    ({"block_tokens": 16, "version": "2.0", "name": 7, "more": [1]}, "kvbm-console-tap 2.0"),
+], ids=["newer", "before versions", "other settings"])
+async def test_a_tap_of_another_version_gets_one_sentence_and_no_reporter(
+    settings: Any, said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with listening() as path:
+        for _ in range(2):
+            reader, writer = await asyncio.open_unix_connection(path)
+            writer.write(frame(settings))
+            refused = await answer(reader)
+            assert await reader.read() == b""
+            writer.close()
+    assert (refused.listens, refused.full) == (None, False)
+    assert said in refused.refused
+    assert f"Install kvbm-console-tap {__version__} in the engine's environment" in refused.refused
+    assert [record.getMessage() for record in caplog.records if record.name == "kvbm_console.server"] == [
+        f"a tap was refused: {refused.refused}"
+    ]
+
+
+def test_a_refused_tap_says_why_once_and_reports_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    recorder = TapRecorder()
+    sender = Sender(recorder, Flattener(), SETTINGS)
+    for _ in range(2):
+        sender._obey(TapAnswer(refused="the tap is another one"))
+    assert [record.getMessage() for record in caplog.records] == ["kvbm-console: the tap is another one"]
+    assert not recorder.on
 
 
 @pytest.mark.asyncio

@@ -17,6 +17,7 @@ Law of this file: a number in the table was printed by a cell that has compared 
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -193,7 +194,7 @@ HEAD: Final = """# The tap in releases of vLLM
 
 Made by `make matrix` (`python -m tests.vllm.matrix`). Each cell runs vLLM's own scheduler of that release under a
 feature. After every step slots, states, positions, blocks of each slot and group, holders, hashes, evictions with their
-culprit and lower tiers are compared with the engine's own state. An audit of the pool runs in every step, too.
+culprit and lower tiers are compared with the engine's own state.
 
 | cell | means |
 |---|---|
@@ -202,6 +203,7 @@ culprit and lower tiers are compared with the engine's own state. An audit of th
 | – | the release lacks the feature |
 | own | the release fails here without a tap, too |
 | **a of b** | a of b steps were equal |
+| empty | was not run |
 """
 TITLES: Final = {
     "scheduler": "The tap at the scheduler (`KVBM_TAP`)",
@@ -210,20 +212,20 @@ TITLES: Final = {
 
 
 def document(known: dict[str, dict[str, dict[str, Any]]]) -> str:
-    """The document: a table for each place of the tap, with the releases whose cells are all known, and the reasons."""
+    """The document: a table for each place of the tap, and the reasons below it."""
     from tests.vllm.features import FEATURES, WAYS
 
     parts = [HEAD]
     for way in WAYS:
         notes: dict[str, list[str]] = {}
-        releases = [release for release in VLLM if all(f"{name}@{way}" in known.get(release, ()) for name in FEATURES)]
+        releases = [release for release in VLLM if any(f"{name}@{way}" in known.get(release, ()) for name in FEATURES)]
         parts.append(f"\n## {TITLES[way]}\n\n| feature | {' | '.join(releases)} |\n|---|{'---|' * len(releases)}\n")
         for name, feature in FEATURES.items():
             cells = []
             for release in releases:
-                found = known[release][f"{name}@{way}"]
-                cells.append(short_of(found))
-                note = note_of(found)
+                found = known[release].get(f"{name}@{way}")
+                cells.append("" if found is None else short_of(found))
+                note = "" if found is None else note_of(found)
                 if note:
                     notes.setdefault(note, []).append(f"{name} {release}")
             parts.append(f"| {feature.title} (`{name}`) | {' | '.join(cells)} |\n")
@@ -262,6 +264,7 @@ def note_of(found: dict[str, Any]) -> str:
 
 
 def _code(text: str) -> str:
+    text = re.sub(r" \(/[^)]*\)", "", text)  # a path of the machine
     return "`" + " ".join(text.split()).replace("`", "'")[:160] + "`"
 
 

@@ -118,6 +118,8 @@ class ConnectorWatch:
         self.calls: dict[tuple[str, str], list[int]] = {}
         """(connector, method) to its calls, their time, and the longest time."""
         self.stats: dict[str, float] = {}
+        self._policies: list[Any] = []
+        """Eviction policies of host tiers that have figures of their own (``tap.vllm_policy``)."""
 
     def attach(self, connector: Any) -> None:
         """ConnectorWatch this connector, and the connectors inside it."""
@@ -142,6 +144,10 @@ class ConnectorWatch:
         for child in getattr(connector, "_connectors", None) or ():
             self._wrap_all(child, root=False)
         manager = getattr(getattr(connector, "connector_scheduler", None), "manager", None)
+        for tier in (manager, getattr(manager, "primary_tier", None)):
+            policy = getattr(tier, "_policy", None)
+            if hasattr(policy, "gauges"):
+                self._policies.append(policy)
         if manager is not None and hasattr(manager, "_register_job") and hasattr(manager, "secondary_tiers"):
             self._watch_tiers(manager, connector.connector_scheduler.config.blocks_per_chunk)
 
@@ -404,6 +410,9 @@ class ConnectorWatch:
 
     def measured(self) -> list[Any]:
         """The message of the calls and figures so far."""
+        for policy in self._policies:
+            for name, value in policy.gauges().items():
+                self._keep(f"eviction {name}", float(value))
         rows = [[connector, method, *row] for (connector, method), row in self.calls.items() if row[0]]
         return ["measured", _now(), rows, dict(self.stats)]
 

@@ -124,6 +124,18 @@ def test_the_taps_distribution_needs_msgspec_alone_and_is_of_the_same_release(tm
     assert theirs.get("vllm.general_plugins", {}) == ours, "both distributions install the same plugin"
 
 
+def test_the_taps_distribution_has_every_module_that_its_modules_import(tmp_path: Path) -> None:
+    place = unpacked_tap(tmp_path)
+    lacking = set()
+    for file in place.rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("kvbm_console"):
+                module = place.joinpath(*str(node.module).split("."))
+                if not module.with_suffix(".py").exists() and not (module / "__init__.py").exists():
+                    lacking.add((file.name, node.module))
+    assert not lacking
+
+
 @pytest.mark.slow
 def test_pip_takes_both_forms(tmp_path: Path) -> None:
     git = shutil.which("git")

@@ -34,10 +34,8 @@ from kvbm_console.core.eviction.shadows import AdaptiveShadow, Batch, LrfuShadow
 SAMPLED_SHARE: Final = 7
 """One block in so many is sampled: the shadows then cost about as much as the pool itself. A prime, so that ids in
 sequence are spread evenly."""
-_REMAINDER: Final = 3
-"""The sampled remainder. It is not 0, because traces often give the id 0 to the block that begins every prompt."""
 EPOCH_REFERENCES: Final = 256
-"""Sampled references between two decisions."""
+"""Sampled references between two decisions, with a sample of one in ``SAMPLED_SHARE``."""
 MEMORY: Final = 0.985
 """Weight of the hits of earlier epochs, per epoch: long enough to see through loads that swing for a minute or two."""
 MARGIN: Final = 0.01
@@ -93,13 +91,19 @@ class LrfuAuto(Lrfu):
 
     name = "lrfu_auto"
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, capacity: int, sampled_share: int = SAMPLED_SHARE) -> None:
         super().__init__(capacity, 0.0)
-        share = max(1, capacity // SAMPLED_SHARE)
+        self._sampled_share = sampled_share
+        self._epoch = EPOCH_REFERENCES * SAMPLED_SHARE // sampled_share
+        """Sampled references between two decisions: as many references of all, whatever is sampled."""
+        self._remainder = sampled_share // 2
+        """The sampled remainder. It is not 0, because traces often give the id 0 to the block that begins every
+        prompt."""
+        share = max(1, capacity // sampled_share)
         self._batch_keys = max(1, share // BATCHES)
         self._sample: dict[int, int] = {}
         """Sampled key to its stamp, the last touched keys last; as many as ghosts and blocks are sampled."""
-        self._sample_max = max(1, (self.ghosts_max + capacity) // SAMPLED_SHARE)
+        self._sample_max = max(1, (self.ghosts_max + capacity) // sampled_share)
         self._shadows = [rule.shadow(share, self._sample) for rule in RULES]
         self._current = 0
         """Index of the rule in force."""
@@ -142,7 +146,8 @@ class LrfuAuto(Lrfu):
         return not self._current
 
     def _show(self, keys: Sequence[int], at_ns: int) -> None:
-        sampled = [key for key in reversed(keys) if key % SAMPLED_SHARE == _REMAINDER]
+        share, remainder = self._sampled_share, self._remainder
+        sampled = [key for key in reversed(keys) if key % share == remainder]
         if sampled:
             stamps, sample = self._stamp, self._sample
             own = [stamps[key] for key in sampled]
@@ -186,7 +191,7 @@ class LrfuAuto(Lrfu):
                 for shadow in self._shadows:
                     shadow.forget(key)
                 del self._sample[key]
-        if self._sampled >= EPOCH_REFERENCES:
+        if self._sampled >= self._epoch:
             self._decide()
 
     def _decide(self) -> None:

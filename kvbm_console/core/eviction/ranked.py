@@ -118,7 +118,7 @@ class Ranked:
         if beside is None:
             self._stamps_anew(deepest_first, at_ns)
         else:
-            self._stamp.update(dict.fromkeys(deepest_first, self._stamp[beside]))
+            self._stamps_beside(deepest_first, beside)
             if beside in values:
                 most = values[beside]
                 for key in fresh:
@@ -130,6 +130,11 @@ class Ranked:
         first = max(self._clock + 1, at_ns)
         self._clock = first + len(keys) - 1
         self._stamp.update(zip(keys, range(first, first + len(keys)), strict=True))
+
+    def _stamps_beside(self, keys: Sequence[int], beside: int) -> None:
+        """These keys, deepest first, are as old as their ancestor. Whoever stores ends of prompts first needs more to
+        keep a chain together (``PoolPolicy``)."""
+        self._stamp.update(dict.fromkeys(keys, self._stamp[beside]))
 
     def _use(self, keys: Sequence[int], at_ns: int) -> None:
         """The values after one more use of each of these keys, deepest first."""

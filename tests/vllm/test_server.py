@@ -75,10 +75,9 @@ def residents(state: CacheState) -> dict[str, Counter[int]]:
     return found
 
 
-def serve_arguments(model: Path, url: str, ports: list[int], target: str | None = None) -> list[str]:
-    """Of a server with a tap around OffloadingConnector, or of a plain server without a target."""
-    connector = [] if target is None else [
-        "--kv-transfer-config", json.dumps(named(offloading(HOST), daemon=target))]
+def serve_arguments(model: Path, ports: list[int], entry: dict[str, Any] | None = None) -> list[str]:
+    """Of a server with this connector, or without one."""
+    connector = [] if entry is None else ["--kv-transfer-config", json.dumps(entry)]
     events = {"enable_kv_cache_events": True, "publisher": "zmq", "topic": "kv",
               "endpoint": f"tcp://*:{ports[1]}", "replay_endpoint": f"tcp://127.0.0.1:{ports[2]}"}
     return [
@@ -88,6 +87,11 @@ def serve_arguments(model: Path, url: str, ports: list[int], target: str | None 
         "--max-model-len", "640", "--max-num-seqs", str(SESSIONS), "--enable-prompt-tokens-details",
         "--generation-config", "vllm", "--kv-events-config", json.dumps(events), *connector,
     ]
+
+
+def tapped(target: str) -> dict[str, Any]:
+    """OffloadingConnector with the tap around it."""
+    return named(offloading(HOST), daemon=target)
 
 
 class Told(Visitor):
@@ -114,7 +118,8 @@ class Told(Visitor):
 
 
 @pytest.mark.asyncio
-async def test_every_http_request_is_a_slot_and_hits_are_those_of_the_server(tmp_path: Path) -> None:
+@pytest.mark.parametrize("at", ["scheduler", "connector"])
+async def test_every_http_request_is_a_slot_and_hits_are_those_of_the_server(tmp_path: Path, at: str) -> None:
     model = make_model(tmp_path / "model")
     ports = free_ports(3)
     url = f"http://127.0.0.1:{ports[0]}"
@@ -124,8 +129,9 @@ async def test_every_http_request_is_a_slot_and_hits_are_those_of_the_server(tmp
         socket_directory() as place,
         engine("-P", PROGRAM, "serve", "--listen", f"unix:{place}/tap", "--record", str(tmp_path / "tap"), *TIERS,
                ready="serving on"),
-        engine(*serve_arguments(model, url, ports, f"unix:{place}/tap"), ready="startup complete",
-               VLLM_TARGET_DEVICE="cpu", VLLM_NO_USAGE_STATS="1"),
+        engine(*serve_arguments(model, ports, tapped(f"unix:{place}/tap") if at == "connector" else offloading(HOST)),
+               ready="startup complete", VLLM_TARGET_DEVICE="cpu", VLLM_NO_USAGE_STATS="1",
+               KVBM_TAP=f"unix:{place}/tap" if at == "scheduler" else ""),
         engine("-P", PROGRAM, "serve", "--listen", f"unix:{place}/stream", "--record", str(tmp_path / "stream"),
                "--engine", url, ready="serving on"),
     ):
@@ -184,7 +190,7 @@ async def test_a_stream_and_the_metrics_alone_tell_hits_and_the_death_of_the_ser
     mirror = Mirror()
     with (
         socket_directory() as place,
-        engine(*serve_arguments(model, url, ports), ready="startup complete", VLLM_TARGET_DEVICE="cpu",
+        engine(*serve_arguments(model, ports), ready="startup complete", VLLM_TARGET_DEVICE="cpu",
                VLLM_NO_USAGE_STATS="1") as server,
         engine("-P", PROGRAM, "serve", "--listen", f"unix:{place}/d", "--engine", url, ready="serving on"),
     ):

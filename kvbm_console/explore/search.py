@@ -34,8 +34,9 @@ SHRINK_RUNS: Final = 1_500
 """The most runs to shrink a finding: about 15 s."""
 PACKAGE: Final = Path(__file__).resolve().parents[1]
 BOOTSTRAP: Final = (
-    "import runpy, sys, types; package = types.ModuleType('kvbm_console'); package.__path__ = [sys.argv.pop()]; "
-    "sys.modules['kvbm_console'] = package; "
+    "import importlib.util as util, runpy, sys; place = sys.argv.pop(); "
+    "spec = util.spec_from_file_location('kvbm_console', place + '/__init__.py', submodule_search_locations=[place]); "
+    "package = sys.modules['kvbm_console'] = util.module_from_spec(spec); spec.loader.exec_module(package); "
     "runpy.run_module('kvbm_console.explore.worker', run_name='__main__', alter_sys=False)"
 )
 """Code that runs the worker with the engine's interpreter. This program need not be installed there, because the code

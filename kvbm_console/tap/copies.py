@@ -99,7 +99,7 @@ class OrderedCopy:
 
 
 class ConnectorWatch:
-    """What one engine's connectors do. ``media`` maps the class of a connector to the medium of its blocks."""
+    """Observes the connectors of one engine. ``media`` maps the class of a connector to the medium of its blocks."""
 
     def __init__(self, recorder: TapRecorder, media: dict[str, str], sizes: Sizes | None = None) -> None:
         self._recorder = recorder
@@ -122,7 +122,7 @@ class ConnectorWatch:
         """Eviction policies of host tiers that have figures of their own (``tap.vllm_policy``)."""
 
     def attach(self, connector: Any) -> None:
-        """ConnectorWatch this connector, and the connectors inside it."""
+        """Observe this connector, and the connectors inside it."""
         self._root = connector
         self._wrap_all(connector, root=True)
 

@@ -19,7 +19,7 @@ from kvbm_console.core.tiers import PoolFacts
 from kvbm_console.simulator.embedded import build, default_engine_config, default_leader_config, parse_workload
 
 _SHARED: Final = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.CodeType)
-"""What objects refer to and do not own."""
+"""Objects that others refer to and do not own."""
 EVICTIONS: Final = ("left", "left_before")
 
 

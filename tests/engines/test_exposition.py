@@ -123,7 +123,7 @@ def test_the_words_of_the_numbers() -> None:
 
 
 class Page:
-    """What the server below answers, one after the other; the last stays."""
+    """The answers of the server below, one after the other; the last answer stays."""
 
     def __init__(self, *answers: tuple[int, str]) -> None:
         self.answers = list(answers)

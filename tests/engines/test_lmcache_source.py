@@ -44,7 +44,7 @@ def evicted(seq: int, *keys: bytes) -> dict[str, Any]:
 
 
 class Log:
-    """What each subscription is answered; the last one stays open. ``asked`` has the cursors."""
+    """The answers to each subscription; the last subscription stays open. ``asked`` has the cursors."""
 
     def __init__(self, *subscriptions: list[bytes]) -> None:
         self.subscriptions = list(subscriptions)

@@ -51,7 +51,7 @@ LIBRARY_MAX: Final = 2**20
 
 
 def path_of(release: str, *packages: str) -> Path:
-    """Where a release of vLLM lies, or these packages; installed when it is not there yet, without libraries for GPUs.
+    """The place of a release of vLLM, or of these packages. It is installed there once, without libraries for GPUs.
     """
     path = RELEASES / release
     if not path.is_dir():

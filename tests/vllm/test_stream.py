@@ -1,4 +1,4 @@
-"""What vLLM's own scheduler publishes, folded by an event stream and compared with its pools after every step.
+"""The events of vLLM's own scheduler, folded by an event stream and compared with its pools after every step.
 
 Law of this file: a count without doubt is the engine's own, on the device and on the host. Doubt begins only where the
 events leave two readings.

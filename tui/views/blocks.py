@@ -159,7 +159,7 @@ def kept_by(state: CacheState, pool: PoolFacts) -> list[tuple[float, int]]:
 
 
 def tiers_section(desk: Desk, state: CacheState, width: int) -> list[Line]:
-    """What each tier stored and evicted, what was found below the device, and the lives of its blocks."""
+    """The blocks that each tier stored and evicted, the hits below the device, and the lives of blocks."""
     lines = [desk.title("TIERS", "stores and evictions; a stream names no copy")]
     head = Row().put(" TIER", "faint")
     for name, end in (("blocks", 32), ("stored", 43), ("evicted", 54), ("stored/s", 63), ("evict/s", 72)):

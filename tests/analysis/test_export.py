@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace, TrackEvent
 
 from kvbm_console.analysis.export import FORMATS, export
-from kvbm_console.analysis.export.parquet import TABLES
+from kvbm_console.analysis.export.tables import TABLES
 from kvbm_console.analysis.walk import Evidence, evidence_of
 from kvbm_console.cli.main import cli
 from kvbm_console.core import events as ev

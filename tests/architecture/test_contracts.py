@@ -49,6 +49,7 @@ def test_layers_are_kept() -> None:
 @pytest.mark.parametrize(
     ("statement", "forbidden"),
     [
+        ("import kvbm_console", {"msgspec", "pathlib", "kvbm_console.core", "pyarrow", "click"}),
         ("import kvbm_console.core.leader", {"anyio", "asyncio", "grpc", "google.protobuf", "textual", "rich"}),
         ("import kvbm_console.core.describe", {"anyio", "asyncio", "grpc", "google.protobuf", "textual", "rich"}),
         ("import server.daemon", {"textual", "rich"}),

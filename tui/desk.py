@@ -48,12 +48,8 @@ COPY_AGAIN_NS: Final = 3 * S
 """``y`` pressed again within this time copies more."""
 OVERVIEW, SLOTS, SLOT, TIMELINE, TRANSFERS, TIERS, BREAKS, RECORD, LOG, WARNINGS, WHY, HELP = range(12)
 """Places of the views in the list that a desk is given."""
-TAP: Final = (
-    "--kv-transfer-config '{\"kv_connector\": \"KvbmTap\",",
-    "  \"kv_connector_module_path\": \"kvbm_console.tap.vllm\", \"kv_role\": \"kv_both\",",
-    "  \"kv_connector_extra_config\": {\"daemon\": \"unix:PATH\"}}'",
-)
-"""The flags that load the tap. The README describes the tap beside or around another connector."""
+TAP: Final = "KVBM_TAP=unix:PATH vllm serve MODEL"
+"""The command that loads the tap. README.md describes its package and the daemon at PATH."""
 
 
 LEVELS: Final = " An event stream names no request. The tap in the engine does: see README."
@@ -433,8 +429,8 @@ def _no_requests(sentence: str, width: int) -> list[Line]:
         (" This target follows KV-event streams (level 1): they name blocks and no", "text"),
         (" request.", "text"),
         (" The tap (level 2) reports every request of vLLM, and can hold a request:", "text"),
-        ("", "text"), *((f"   {text}", "key") for text in TAP), ("", "text"),
-        (" The reports of a stream stand in 1 Overview, 6 Tiers, 8 Record and 9 Log.", "muted"),
+        ("", "text"), (f"   {TAP}", "key"), ("", "text"),
+        (" The reports of a stream stand in views 1 to 6, 8 Record and 9 Log.", "muted"),
     ]
     return [Row().put(text, role).line("", width) for text, role in texts]
 

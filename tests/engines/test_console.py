@@ -159,7 +159,7 @@ def test_a_view_of_requests_says_which_level_has_them(house: House, view: int, s
     text = everything(one, *size)
     assert "An event stream names no request" in text
     assert "The tap in the engine does" in text
-    assert ("kvbm_console.tap.vllm" in text) == (view == WHY)
+    assert ("KVBM_TAP=unix:PATH vllm serve MODEL" in text) == (view == WHY)
     assert all(row.text.rstrip()[-1:] != "…" for row in one.shown)
 
 

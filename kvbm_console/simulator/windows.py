@@ -11,7 +11,7 @@ taken only if
 4. the device pool has the blocks for all of it without taking a block from a request;
 5. blocks are handed out, and become full, in the order (iteration, running order);
 6. the leader would copy nothing down in between, because at most ``calm_blocks`` of the port are given before the last
-   block becomes full, or no block becomes full before the last iteration;
+   block becomes full, or no block is given and none becomes full before the last iteration;
 7. nothing else falls into it that an iteration under way feels: the end of a copy, a deadline, a hold, a breakpoint.
 
 All times are integer nanoseconds and all iterations of a window last equally long, so its ends are exact.
@@ -64,6 +64,8 @@ def widen(scheduler: Scheduler, plan: Plan, steps: int, calm_blocks: int) -> Non
     if pool.free_blocks < most:
         steps = _within(_first_needs(running, size), size, pool.free_blocks, steps)
     calm = calm_blocks - len(plan.appended_ids)
+    if calm < 0 and plan.appended_ids:
+        return  # the blocks of the first iteration may start a copy, whose end would be felt
     if calm < most:
         needs = _first_needs(running, size)
         first_fill = min(needs) - 1

@@ -46,8 +46,6 @@ from kvbm_console.core.leader.victims import evictable
 from kvbm_console.core.slots import SlotFacts
 from kvbm_console.core.tiers import READY, PoolFacts
 
-PLENTY: Final = 2**31
-"""Blocks of which there are always fewer."""
 HELD_LEAST: Final = 8
 """Blocks of a running request are copied so many at a time; the others when it ends. A copy costs ten events, whatever
 its size."""
@@ -244,9 +242,9 @@ def _as_good_as_safe(decider: Decider, pool: PoolFacts, planned: dict[int, int])
 def calm_blocks(decider: Decider, source: int) -> int | None:
     """Blocks that decoding requests may be given before a block that becomes full makes the leader copy down.
 
-    Each block that is given away makes at most one place less safe, and nothing else that decoding does changes the
-    answer. None when a breakpoint is armed, a slot is held or a copy waits, because then every iteration is a chance to
-    act.
+    Each block that is given away makes at most one place less safe, and the reserve larger by at most one while copies
+    run. Nothing else that decoding does changes the answer before the pool's turn ends. None when a breakpoint is
+    armed, a slot is held or a copy waits, because then every iteration is a chance to act.
     """
     state, memory = decider.state, decider.memory
     if decider.gate is not None or state.holds or state.frozen is not None or state.draining or state.breakpoints:
@@ -256,11 +254,23 @@ def calm_blocks(decider: Decider, source: int) -> int | None:
     pool = decider.device_pool(source)
     lower = decider.below(pool)
     mine = memory.pools[pool.info.pool]
-    if lower is None or mine.blocked or 4 * decider.config.offload_batch_blocks <= len(mine.planned):
-        return PLENTY
-    if decider.config.by_order:
-        return max(-1, _safe_in_order(decider, pool, mine) - reserve(decider, pool))
-    return max(-1, _safe_places(decider, pool) - math.ceil((1.0 - decider.config.offload_threshold) * len(pool)))
+    # An iteration that may end the pool's turn is taken alone, so that the next turn begins with it.
+    most = max(-1, len(pool) - (mine.given - mine.turned) - 1)
+    if lower is None or mine.blocked or _room_is_taken(decider, pool, mine):
+        return most
+    if not decider.config.by_order:
+        enough = math.ceil((1.0 - decider.config.offload_threshold) * len(pool))
+        return max(-1, min(most, _safe_places(decider, pool) - enough))
+    safe = _safe_in_order(decider, pool, mine)
+    if mine.planned:  # each block that is given away makes the copies lag by one more, and the reserve may be that lag
+        most = min(most, (safe - mine.behind) // 2)
+    return max(-1, min(most, safe - reserve(decider, pool)))
+
+
+def _room_is_taken(decider: Decider, pool: PoolFacts, mine: PoolMemory) -> bool:
+    """True if no copy down is planned before one ends. A planned place that is not copied can be given away before."""
+    most = 4 * decider.config.offload_batch_blocks
+    return most <= len(mine.planned) and most <= sum(1 for place in mine.planned if pool.refs[place])
 
 
 def _safe_in_order(decider: Decider, pool: PoolFacts, mine: PoolMemory) -> int:

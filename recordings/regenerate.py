@@ -4,11 +4,13 @@ Each is one scenario, driven through the real leader, simulated engine and recor
 this again gives the same stimuli, events and keyframes byte for byte. With ``--check`` nothing is written; exit 1 and
 what differs for each recording that today's code would make differently.
 
-The event streams of real engines in ``kv-events`` are imported anew from what was captured.
+The event streams of real engines in ``kv-events`` are imported anew from what was captured. The cases in ``cases`` get
+their answers beside them, in ``cases/cases.json``.
 
 Law of this file: a scenario says what it must show, and refuses to be written when it or its replay does not.
 """
 
+import json
 import sys
 import tempfile
 from itertools import count
@@ -32,6 +34,7 @@ from kvbm_console.recording.verify import verify
 from kvbm_console.recording.writer import Recorder
 from kvbm_console.simulator.embedded import build
 from kvbm_console.wire.batches import pack_events, pack_stimuli
+from recordings.case_scenarios import CASES, REAL_ENGINES, Case
 from recordings.scenarios import SCENARIOS, Scenario, Script, visited
 
 HERE: Final = Path(__file__).resolve().parent
@@ -42,6 +45,7 @@ FLUSH_STIMULI: Final = 16
 KEYFRAME_EVENTS: Final = 250
 """Far closer than in life, so that these small files hold several."""
 BYTES_MAX: Final = 50_000
+CASE_BYTES_MAX: Final = 100_000
 CAPTURES: Final = {
     "multiturn": "vLLM 0.33's scheduler: 6 sessions, device memory that is too small, cleared at the end",
     "offload_lru": "vLLM's OffloadingConnector: a host tier that tells its tokens, evictions on both tiers",
@@ -174,7 +178,7 @@ def from_capture(name: str, directory: Path) -> Path:
     return path
 
 
-def check(scenario: Scenario, path: Path) -> None:
+def check(scenario: Scenario, path: Path, bytes_max: int = BYTES_MAX) -> None:
     """Refuse a recording that does not show what it should, replays otherwise than it should, or is too large."""
     events = [event for batch in Recording.open(path).events() for event in batch]
     if not scenario.proof(events):
@@ -182,8 +186,8 @@ def check(scenario: Scenario, path: Path) -> None:
     report = verify(path)
     if (report.first_difference is not None) != (scenario.expect == "diverges"):
         raise RuntimeError(f"{scenario.name} should {scenario.expect or 'replay'}; {report.first_difference}")
-    if path.stat().st_size > BYTES_MAX:
-        raise RuntimeError(f"{scenario.name} has {path.stat().st_size} bytes, above {BYTES_MAX}")
+    if path.stat().st_size > bytes_max:
+        raise RuntimeError(f"{scenario.name} has {path.stat().st_size} bytes, above {bytes_max}")
 
 
 def same(one: Path, other: Path) -> bool:
@@ -199,24 +203,56 @@ def differences(kept: Path, made: Path) -> list[str]:
     return difference_lines(found, top=3)
 
 
+def make(scenario: Scenario, kept: Path, bytes_max: int, *, only_check: bool) -> bool:
+    """Make, or only compare, the recording of a scenario; returns whether today's code makes another one."""
+    with tempfile.TemporaryDirectory() as directory:
+        made = record(scenario, Path(directory))
+        check(scenario, made, bytes_max)
+        equal = same(made, kept)
+        changes = [] if equal or not kept.exists() else differences(kept, made)
+        if not equal and not only_check:
+            kept.write_bytes(made.read_bytes())
+    state = "unchanged" if equal else "would change" if only_check else "written"
+    print(f"{scenario.name:20} {state}, {kept.stat().st_size if kept.exists() else 0:,} bytes")
+    for line in changes:
+        print(f"    {line}")
+    return not equal
+
+
+def answer_of(case: Case) -> dict[str, object]:
+    """The entry of a case in ``cases.json``: its question, its answer, and the event that decides it."""
+    path = HERE / "cases" / f"{case.name}.mcap"
+    event = case.decides([event for batch in Recording.open(path).events() for event in batch])
+    return {
+        "name": case.name, "question": case.question, "answer": case.answer, "request": case.request,
+        "origin": REAL_ENGINES.get(case.name, "the simulated engine"),
+        "event": {"seq": event.seq, "at_ns": event.at_ns, "kind": type(event).__name__},
+    }
+
+
+def make_cases(*, only_check: bool) -> int:
+    """Make, or only compare, the cases and their answers; returns how many differ."""
+    different = 0
+    for case in CASES:
+        if case.scenario is not None:
+            kept = HERE / "cases" / f"{case.name}.mcap"
+            different += make(case.scenario, kept, CASE_BYTES_MAX, only_check=only_check)
+    file = HERE / "cases" / "cases.json"
+    text = json.dumps([answer_of(case) for case in CASES], indent=1) + "\n"
+    equal = file.exists() and file.read_text(encoding="utf-8") == text
+    if not equal and not only_check:
+        file.write_text(text, encoding="utf-8")
+    print(f"cases/cases.json: {'unchanged' if equal else 'would change' if only_check else 'written'}")
+    return different + (not equal)
+
+
 def main(arguments: list[str]) -> int:
     """Make, or with ``--check`` compare, every recording."""
     only_check = arguments == ["--check"]
-    different = 0
-    for scenario in SCENARIOS:
-        with tempfile.TemporaryDirectory() as directory:
-            made = record(scenario, Path(directory))
-            check(scenario, made)
-            kept = HERE / f"{scenario.name}.mcap"
-            equal = same(made, kept)
-            different += not equal
-            changes = [] if equal or not kept.exists() else differences(kept, made)
-            if not equal and not only_check:
-                kept.write_bytes(made.read_bytes())
-            state = "unchanged" if equal else "would change" if only_check else "written"
-            print(f"{scenario.name:20} {state}, {kept.stat().st_size if kept.exists() else 0:,} bytes")
-            for line in changes:
-                print(f"    {line}")
+    different = sum(
+        make(scenario, HERE / f"{scenario.name}.mcap", BYTES_MAX, only_check=only_check) for scenario in SCENARIOS
+    )
+    different += make_cases(only_check=only_check)
     for name, shows in CAPTURES.items():
         with tempfile.TemporaryDirectory() as directory:
             made = from_capture(name, Path(directory))

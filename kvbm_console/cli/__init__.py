@@ -29,6 +29,7 @@ COMMANDS: Final[dict[str, str]] = {
     "reset": "kvbm_console.cli.operate:reset",
     "drain": "kvbm_console.cli.operate:drain",
     "replay": "kvbm_console.cli.replay:replay",
+    "case": "kvbm_console.cli.case:case",
     "rec": "kvbm_console.cli.rec:rec",
     "simulate": "kvbm_console.cli.simulate:simulate",
     "compare": "kvbm_console.cli.compare:compare",

@@ -491,6 +491,7 @@ def documents() -> dict[str, Any]:
     from kvbm_console.analysis.diff import Difference
     from kvbm_console.analysis.explain import Explanation
     from kvbm_console.analysis.export import Exported
+    from kvbm_console.cases import RecordedCase
     from kvbm_console.cli.output import Answer
     from kvbm_console.cli.rec import Indexed
     from kvbm_console.cli.streams import Captured, Imported
@@ -517,5 +518,5 @@ def documents() -> dict[str, Any]:
         "rec import dynamo": DynamoImported, "rec import kv-events": Imported, "rec capture": list[Captured],
         "compare": Comparison, "calibrate": Calibration, "why": Explanation, "doctor": Doctor | list[WitnessReport],
         "conform": list[Conformance], "explore vllm": Exploration, "explore leader": Exploration,
-        "config show": Configuration,
+        "config show": Configuration, "case": list[RecordedCase],
     }

@@ -16,7 +16,8 @@ def test_wheel_holds_all_packages(tmp_path: Path) -> None:
     assert "kvbm-console = kvbm_console.cli.main:main" in scripts
     for needed in (
         "kvbm_console/cli/main.py", "kvbm_console/core/events.py", "kvbm_console/wire/v1/console_pb2.py",
-        "kvbm_console/py.typed", "server/daemon.py", "tui/app.py",
+        "kvbm_console/py.typed", "server/daemon.py", "tui/app.py", "kvbm_console/case_files/cases.json",
+        "kvbm_console/case_files/deadlock.mcap",
     ):
         assert needed in names, needed
     assert {name.split("/")[0] for name in names if ".dist-info" not in name} == {"kvbm_console", "server", "tui"}

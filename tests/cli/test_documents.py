@@ -47,6 +47,7 @@ FILES: Final[dict[str, str]] = {
     "explore vllm": f"--python {ROOT}/tests/explore/fake_engine.py --seeds 0:4 --profile press --workers 1 --out found",
     "why": f"chat-0.0 {TAPE}", "doctor": f"{TAPES}/stuck-slot.mcap",
     "conform": f"{TAPES}/kv-events/offload_arc_placeholder.bin", "config init": "", "config show": "",
+    "case": "stuck-rank",
     "demo": "--seconds 1 --speed max", "serve": "--workload multiturn:requests=5 --speed max --exit-when-done "
                                                "--record served --listen unix:served.sock",
 }

@@ -151,6 +151,7 @@ def test_pip_takes_both_forms(tmp_path: Path) -> None:
     for package in ("kvbm_console", "server", "tui"):
         (clone / package).mkdir()
         shutil.copy(ROOT / package / "__init__.py", clone / package)
+    shutil.copytree(ROOT / "recordings" / "cases", clone / "recordings" / "cases")
     as_author = ("-c", "user.name=author", "-c", "user.email=author@localhost")
     for words in (("init", "--quiet"), ("add", "."), (*as_author, "commit", "--quiet", "--message", "files")):
         subprocess.run([git, *words], cwd=clone, check=True)

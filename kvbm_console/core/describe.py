@@ -70,6 +70,9 @@ def _tier(state: CacheState | None, pool: int) -> str:
 def mismatch(event: ev.ContentMismatched) -> str:
     """A worker's finding as one sentence."""
     block = f"block {unpack_hashes(event.hashes)[0]:016x}"[:14]
+    if event.stage == "tier":
+        return (f"{event.kind} {block[6:]} from tier {event.writer}: load {event.copy} filled host place {event.below} "
+                f"with bytes of sum {event.edge}, and they were stored with {event.taken}")
     where = (
         f"at the end of store {event.copy} host slot {event.below} does not hold" if event.stage == "copy"
         else f"load {event.copy} from host slot {event.below} handed place {event.place} to the model without"

@@ -625,6 +625,8 @@ class ContentMismatched(Event, tag=50):
     ``hashes`` is the block. ``place`` is its place on the device, ``below`` its slot in the host tier, and ``copy`` the
     number of the connector's store or load. ``kind`` is a word of ``sanitize``, ``edge`` the order that was missing,
     ``taken`` the store that the bytes should come from. ``slot`` is None when the request is not live.
+
+    In stage ``tier`` a block came back from the tier ``writer`` with the sum ``edge`` and not ``taken``.
     """
 
     slot: int | None

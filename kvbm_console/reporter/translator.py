@@ -20,6 +20,7 @@ from kvbm_console.core.instructions import AuditAnswer, PoolAnswer
 from kvbm_console.core.leader import Leader
 from kvbm_console.dispatch import MEDIUM_OF, Dispatcher
 from kvbm_console.engines.kv_events.batch import tier_of
+from kvbm_console.tap.recorder import DISK
 from kvbm_console.tap.sender import TapSettings
 
 REASONS: Final = {
@@ -41,7 +42,8 @@ GROUP: Final = "#"
 """Prefix of the pool, among the pools by medium, of a group whose blocks are not reported with requests."""
 _RUNS: Final = "RUNNING"
 SOURCES: Final = {"disk": "STORAGE", "p2p": "EXTERNAL"}
-"""A connector's source of cache hits to its medium. Other sources, such as ``host``, are the connector's own medium."""
+"""A connector's source of cache hits to its medium. Other sources, such as ``host``, are the connector's own medium.
+Hits of a disk are those of this machine's disk if the engine has named one."""
 
 
 class _Request(msgspec.Struct):
@@ -231,7 +233,10 @@ class Translator:
             return ()
         tokens = [0, 0, 0]
         for source, count in request.found.items():
-            tokens[tier_of(SOURCES.get(source, self._settings.medium)) - Tier.G2] += count
+            medium = SOURCES.get(source, self._settings.medium)
+            if source == "disk" and any(tier_of(known) is Tier.G3 for known in self.pools):
+                medium = DISK
+            tokens[tier_of(medium) - Tier.G2] += count
         return tuple(tokens)
 
     def _found(self, name: str, found: dict[str, int]) -> None:

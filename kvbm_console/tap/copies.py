@@ -35,10 +35,10 @@ into the engine, and nothing of the connector is changed but its methods on this
 
 import functools
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final
 
-from kvbm_console.tap.recorder import TapRecorder
+from kvbm_console.tap.recorder import DISK, LOCAL, STORAGE, TapRecorder
 
 SLOW_NS: Final = 100_000_000
 """A call above this is reported: it is longer than the steps of most models, and every request waits for it."""
@@ -118,8 +118,9 @@ class ConnectorWatch:
         self.calls: dict[tuple[str, str], list[int]] = {}
         """(connector, method) to its calls, their time, and the longest time."""
         self.stats: dict[str, float] = {}
-        self._policies: list[Any] = []
-        """Eviction policies of host tiers that have figures of their own (``tap.vllm_policy``)."""
+        self._gauged: dict[str, Any] = {}
+        """Parts of ours with figures of their own, by the beginning of the figures' names: eviction policies of host
+        tiers (``tap.vllm_policy``) and taps around lower tiers (``tap.tiers``)."""
 
     def attach(self, connector: Any) -> None:
         """Observe this connector, and the connectors inside it."""
@@ -147,7 +148,7 @@ class ConnectorWatch:
         for tier in (manager, getattr(manager, "primary_tier", None)):
             policy = getattr(tier, "_policy", None)
             if hasattr(policy, "gauges"):
-                self._policies.append(policy)
+                self._gauged["eviction "] = policy
         if manager is not None and hasattr(manager, "_register_job") and hasattr(manager, "secondary_tiers"):
             self._watch_tiers(manager, connector.connector_scheduler.config.blocks_per_chunk)
 
@@ -356,11 +357,15 @@ class ConnectorWatch:
             return result
 
         manager._register_job, metrics.on_job_finished = registered, finished
+        for index, tier in enumerate(manager.secondary_tiers):
+            if hasattr(type(tier), "watched_by"):  # a tap of ours (``tap.tiers``)
+                tier.watched_by(recorder)
+                self._gauged[f"tier {index + 1}:{tier.tier_type} "] = tier
 
     def _begin_tier_job(self, manager: Any, job: Any, index: int, per_chunk: int) -> None:
         tier = manager.secondary_tiers[index]
         above = str(getattr(manager.primary_tier.medium, "value", "CPU"))
-        below = str(getattr(tier.medium, "value", "EXTERNAL"))
+        below = medium_of(manager.secondary_tiers, index)
         size = getattr(tier, "block_size_bytes", None)
         keys = list(job.keys)
         source, target = (below, above) if job.is_promotion else (above, below)
@@ -410,11 +415,22 @@ class ConnectorWatch:
 
     def measured(self) -> list[Any]:
         """The message of the calls and figures so far."""
-        for policy in self._policies:
-            for name, value in policy.gauges().items():
-                self._keep(f"eviction {name}", float(value))
+        for prefix, part in self._gauged.items():
+            for name, value in part.gauges().items():
+                self._keep(prefix + name, float(value))
         rows = [[connector, method, *row] for (connector, method), row in self.calls.items() if row[0]]
         return ["measured", _now(), rows, dict(self.stats)]
+
+
+def medium_of(tiers: Sequence[Any], index: int) -> str:
+    """The medium of a tier below the host tier: storage of this machine is a disk. Tiers of one medium have numbers."""
+    media = []
+    for tier in tiers:
+        medium = str(getattr(tier.medium, "value", "EXTERNAL"))
+        local = str(getattr(getattr(tier, "locality", None), "value", "")) == LOCAL
+        media.append(DISK if local and medium == STORAGE else medium)
+    again = media.count(media[index]) > 1
+    return f"{media[index]} {index + 1}:{tiers[index].tier_type}" if again else media[index]
 
 
 def _named(name: str, label: Any) -> str:

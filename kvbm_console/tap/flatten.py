@@ -41,7 +41,7 @@ in its event stream.
 
 from typing import Any, Final
 
-from kvbm_console.tap.recorder import LIVE_MAX, Record, TapRecorder
+from kvbm_console.tap.recorder import LIVE_MAX, Record, TapRecorder, medium_of_event
 
 NAME_CHARS_MAX: Final = 256
 GROUP_BYTES: Final = 4
@@ -313,8 +313,7 @@ class Flattener:
         rows = []
         for event in events:
             hashes = [hash_of(key) for key in getattr(event, "block_hashes", None) or ()]
-            medium = getattr(event, "medium", None) or ""
-            rows.append([type(event).__name__, hashes, medium, getattr(event, "group_idx", None) or 0])
+            rows.append([type(event).__name__, hashes, medium_of_event(event), getattr(event, "group_idx", None) or 0])
         return [["events", now, rows]]
 
     def _pool(self, now: int, request: str, rows: list[tuple[int, Any]]) -> list[Any]:

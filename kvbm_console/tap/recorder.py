@@ -21,8 +21,17 @@ AUDIT_EVERY: Final = 64
 LIVE_MAX: Final = 65_536
 """Requests that are remembered; beyond this, new requests are not reported."""
 
+STORAGE, DISK, LOCAL = "STORAGE", "DISK", "LOCAL"
+"""vLLM's medium of files and objects, ours for those of this machine, and vLLM's word for "of this machine"."""
+
 Record = tuple[Any, ...]
 """(kind, nanoseconds on the monotonic clock, fields...), see ``flatten``."""
+
+
+def medium_of_event(event: Any) -> str:
+    """The medium that an event of the engine names, empty without one."""
+    medium = getattr(event, "medium", None) or ""
+    return DISK if medium == STORAGE and getattr(event, "locality", None) == LOCAL else medium
 
 
 class _OurPart:
@@ -166,7 +175,7 @@ class TapRecorder:
             if kind == "AllBlocksCleared":
                 self.below.clear()
                 continue
-            held = self.below.setdefault(event.medium or "", {})
+            held = self.below.setdefault(medium_of_event(event), {})
             change = 1 if kind == "BlockStored" else -1
             for key in event.block_hashes:
                 left = held.get(key, 0) + change

@@ -214,6 +214,17 @@ def wrong_bytes(times: int = 3) -> Evidence:
     return tale.evidence()
 
 
+def damaged_below(times: int = 3) -> Evidence:
+    tale = Tale()
+    slot = tale.slot("a")
+    for number in range(times):
+        tale.tell(
+            ev.ContentMismatched, slot, 0, "a", 0, 0, pack_hashes([7]), "damaged-block", "tier", -1, 9, number, "fs",
+            "xxh3 0000000000000009", "xxh3 0000000000000007",
+        )
+    return tale.evidence()
+
+
 def differed(times: int = 3) -> Evidence:
     tale = Tale()
     tale.slot("a")
@@ -292,6 +303,7 @@ BROUGHT_ABOUT: dict[str, Callable[[], Evidence]] = {
     "already_cached": planned_for_nothing, "full": full, "thrash": lambda: recorded("thrash"),
     "lost": lambda: recorded("gap"), "recorder": noted(Note.RECORDER_DEGRADED), "clock": noted(Note.CLOCK_STEPPED),
     "blocked": noted(Note.LOOP_BLOCKED), "violation": violated, "wrong_bytes": wrong_bytes,
+    "damaged_blocks": damaged_below,
     "audit": differed,
     "verdict": noted(Note.VERDICT), "late_reports": late, "reports_lost": reports_lost,
     "unfinished": unfinished, "deadlock": deadlocked, "engine_ended": engine_ended,

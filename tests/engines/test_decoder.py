@@ -81,6 +81,7 @@ def test_array_events_of_every_age(fields: list[Any]) -> None:
     (removed(9, medium="Cpu_Pinned"), Removed([9], "CPU_PINNED", 0)),
     (removed(9, medium="nvme"), Removed([9], "nvme", 0)),
     (removed(9, medium="storage", locality="remote"), Removed([9], "STORAGE REMOTE", 0)),
+    (removed(9, medium="STORAGE", locality="LOCAL"), Removed([9], "DISK", 0)),
     ({"type": "BlockStored", "block_hashes": [9]}, Stored([9], None, 0, "GPU", 0)),
     (stored(9, size=0, medium="CPU"), Stored([9], None, 0, "CPU", 0)),
 ])

@@ -207,3 +207,16 @@ def test_counts_are_summed_and_other_figures_are_the_last() -> None:
     assert watch.stats == {
         "One bytes": 10, "One used{cpu}": 0.5, "One took_count": 4, "One took_sum": 6.0, "Two Avg (ms)": 4.0,
     }
+
+
+def test_hits_of_a_disk_are_those_of_this_machines_disk_once_it_is_named() -> None:
+    watch = watching()
+    tell(watch, ["copy", 1, "a", "CPU", "DISK", [77], 1, 100], ["copied", 1, "completed"])
+    assert watch.leader.state.totals.moved_blocks == {"G2>G3": 1}
+    tell(watch, ["new", "b", [77, 78], 2 * BLOCK + 1, 1, 0, None], ["lookup", "b", BLOCK, BLOCK, True])
+    tell(watch, ["alloc", "b", [1, 2, 3], BLOCK], ["found", "b", {"disk": BLOCK}])
+    tell(watch, ["copy", 5, "b", "CPU", "GPU", [], 1, 8_192], ["step", [], [], [], [], [], [], 1, []])
+    (scored,) = (event for outcome in watch.outcomes for event in outcome
+                 if isinstance(event, ev.PrefixScored) and event.slot == 1)
+    assert scored.hits == (1, 0, 1, 0)
+    assert watch.rejected == []

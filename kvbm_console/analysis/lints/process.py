@@ -13,11 +13,14 @@ from kvbm_console.analysis.lints.lint import EVIDENCE_MAX, Finding, Level, Lint,
 from kvbm_console.analysis.lints.slots import PinLeak
 from kvbm_console.core import events as ev
 from kvbm_console.core.audit import audit
+from kvbm_console.core.columns import unpack_hashes
 from kvbm_console.core.ids import Note
 from kvbm_console.core.state import CacheState
 from kvbm_console.stream.feed import GapSeen
 
 LATE_REPORTS: Final = 10
+BELOW: Final = "tier"
+"""The stage of a mismatch that the tap around a lower tier found."""
 VERDICT_WEIGHT: Final = 2**62
 """The weight puts a verdict in front of all findings of its level, whose weights are durations and counts."""
 
@@ -162,6 +165,7 @@ class WrongBytes(Lint):
     """Blocks whose bytes a worker found wrong; one finding for each engine and kind of fault."""
 
     name = "wrong_bytes"
+    title = "wrong bytes"
     level = Level.FAULT
     threshold = "one block whose bytes differ from those that a store had taken"
     bad = "the model reads or will read another context than the request has, and nothing else tells"
@@ -177,7 +181,11 @@ class WrongBytes(Lint):
         self.after = {ev.ContentMismatched: self._mismatched}
 
     def _mismatched(self, e: ev.ContentMismatched, state: CacheState) -> None:
-        key = e.source, e.kind
+        if e.stage == BELOW:
+            return
+        self._keep((e.source, e.kind), e)
+
+    def _keep(self, key: tuple[int, str], e: ev.ContentMismatched) -> None:
         self._times[key] = self._times.get(key, 0) + 1
         kept = self._seen.setdefault(key, [])
         if len(kept) <= EVIDENCE_MAX:
@@ -187,10 +195,34 @@ class WrongBytes(Lint):
         """All findings, because wrong bytes stay wrong."""
         for key, (first, *more) in self._seen.items():
             yield self.finding(
-                first.request or f"source {first.source}", "wrong bytes", f"{first.kind}: {first.edge}", seq=first.seq,
+                first.request or f"source {first.source}", self.title, self._what(first), seq=first.seq,
                 evidence=(e.seq for e in more), request=first.request or None, since_ns=first.at_ns,
                 count=self._times[key], weight=self._times[key],
             )
+
+    def _what(self, first: ev.ContentMismatched) -> str:
+        return f"{first.kind}: {first.edge}"
+
+
+class DamagedBlocks(WrongBytes):
+    """Blocks that a tier below the host tier gave back with other bytes; one finding for each engine and tier."""
+
+    name = "damaged_blocks"
+    title = "damaged blocks"
+    threshold = "one block whose sum at its load is not the sum at its store"
+    bad = "with \"integrity\": \"report\" the request that loaded it was answered from another context"
+    do = (
+        "set \"integrity\": \"fail\", so that such a block is computed again; then look at the tier's medium, and at "
+        "other programs that write to it"
+    )
+
+    def _mismatched(self, e: ev.ContentMismatched, state: CacheState) -> None:
+        if e.stage == BELOW:
+            self._keep((e.source, e.writer), e)
+
+    def _what(self, first: ev.ContentMismatched) -> str:
+        block = unpack_hashes(first.hashes)[0]
+        return f"{first.writer} gave {block:016x}"[:-8] + f" with {first.edge}, not {first.taken}"
 
 
 class WrongFacts(Lint):

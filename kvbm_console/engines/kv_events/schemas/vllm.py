@@ -176,8 +176,11 @@ def _medium(event: Any) -> str:
     if medium not in TIER_OF_MEDIUM:
         medium = known_medium(medium)
     if event.locality is not event.ownership:  # both are absent in all but remote tiers
-        if _text(event.locality).upper() == "REMOTE":
+        locality = _text(event.locality).upper()
+        if locality == "REMOTE":
             medium += f" {REMOTE}"
+        elif locality == "LOCAL" and medium == "STORAGE":
+            medium = "DISK"  # files of this machine
         if owner := _name(_text(event.ownership))[:OWNER_CHARS]:
             medium += f" {owner}"
     if medium in TIER_OF_MEDIUM:

@@ -225,7 +225,8 @@ class CacheState:
         Neither side names the other. A device changes with each step, so both must agree in most of their hashes. Few
         blocks prove nothing, because engines with one seed of hashes may serve the same prompt.
         """
-        mine = next((pool for pool in self.pools if pool.info.source == source and pool.info.tier is Tier.G1), None)
+        devices = (pool for pool in self.pools if pool.info.source == source and pool.info.tier is Tier.G1)
+        mine = next((pool for pool in devices if pool.info.authority is Authority.STREAM), None)
         if mine is None or len(mine.by_hash) < ALIKE_LEAST or self.has_ended(source):
             return None
         sample = list(islice(mine.by_hash, ALIKE_SAMPLE))

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate
+from math import isfinite
 from typing import Any, Final
 
 import msgspec
@@ -352,6 +353,19 @@ def _taps(scrape: Scrape) -> Iterator[Sample]:
                 yield name, row[field] / unit, {"source": row["source"], "engine": row["name"]}
 
 
+def _connectors(scrape: Scrape) -> Iterator[Sample]:
+    """Time of watched engines inside their connectors' calls, and the connectors' own figures."""
+    for source, known in sorted(scrape.state.connectors.items()):
+        rows = zip(known.connectors, known.methods, known.calls, known.total_ns, known.longest_ns, strict=True)
+        for connector, method, calls, total_ns, longest_ns in rows:
+            labels = {"source": str(source), "connector": connector, "method": method}
+            yield "kvbm_connector_calls_total", calls, labels
+            yield "kvbm_connector_call_seconds_total", total_ns / SECOND_NS, labels
+            yield "kvbm_connector_longest_call_seconds", longest_ns / SECOND_NS, labels
+        for name, value in zip(known.stats, known.values, strict=True):
+            yield "kvbm_connector_figure", value if isfinite(value) else None, {"source": str(source), "figure": name}
+
+
 def _self(scrape: Scrape) -> Iterator[Sample]:
     state, totals = scrape.state, scrape.state.totals
     yield "kvbm_questions_refused_total", scrape.questions_refused, _BARE
@@ -374,5 +388,6 @@ def _self(scrape: Scrape) -> Iterator[Sample]:
 
 
 _PARTS: Final[tuple[Callable[[Scrape], Iterator[Sample]], ...]] = (
-    _tiers, _evictions, _policies, _prefetch, _reuse, _transfers, _slots, _holds, _streams, _recorder, _taps, _self,
+    _tiers, _evictions, _policies, _prefetch, _reuse, _transfers, _slots, _holds, _streams, _recorder, _taps,
+    _connectors, _self,
 )

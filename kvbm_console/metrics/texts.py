@@ -208,6 +208,16 @@ HELP: Final[dict[str, str]] = {
         "Sampled blocks that were loaded without a known store. Growing: another engine or an older run stored them.",
     "kvbm_sanitize_check_seconds_total":
         "Time of an engine's workers spent in comparing. Above 3 % of kvbm_tap_step_seconds_total: sample less.",
+    "kvbm_connector_calls_total":
+        "Calls of a watched engine into its KV connector. Flat while requests run: the engine hangs.",
+    "kvbm_connector_call_seconds_total":
+        "Time of a watched engine's scheduler inside its connector's calls. A rate near 1: the connector blocks the "
+        "engine.",
+    "kvbm_connector_longest_call_seconds":
+        "The longest call since the engine began. Above a few steps: the connector has blocked the engine.",
+    "kvbm_connector_figure":
+        "A figure of the connector's own statistics, under its own name. A figure of failures above 0: read the "
+        "connector's log.",
     "kvbm_recorder_state": "1 at the recorder's state. Degraded: events are lost to the recording; look at the disk.",
     "kvbm_recorder_written_seq":
         "The last event that a killed process cannot take any more. Falling behind kvbm_stream_head_seq: the disk is "

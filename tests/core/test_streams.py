@@ -189,6 +189,7 @@ def test_a_tap_and_a_stream_of_one_engine_are_counted_once() -> None:
     assert state.tapped_as(STREAM) is None
     emit(ev.BlocksFilled, tapped, (), (), pack_ids(range(40)), pack_hashes(hashes))
     assert state.tapped_as(STREAM) == 3
+    assert state.tapped_as(3) is None, "a tapped engine is no stream of itself"
     assert counted() == [lower, tapped], "the tap has no such tier, so the stream's is the only one"
     emit(ev.BlocksSeen, stream, pack_hashes([key + 1_000 for key in hashes]), b"", True)
     assert counted() == [stream, lower, tapped], "another engine with other blocks"

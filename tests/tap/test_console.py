@@ -9,8 +9,11 @@ from kvbm_console.analysis.lints import Level
 from kvbm_console.core.errors import ConnectionLost
 from kvbm_console.core.events import Event, SourceLost
 from kvbm_console.core.state import CacheState
+from kvbm_console.metrics.collect import collect, scrape_of
+from kvbm_console.metrics.exposition import render
 from kvbm_console.stream.feed import EventsArrived, FeedItem, SnapshotTaken
 from tests.analysis.deadlocks import stands_still
+from tests.metrics.test_exposition import parse
 from tests.tap.kept import kept, steps, watching
 from tests.tui.desks import desk_of, everything
 from tests.tui.script import Mono, ScriptedFeed, connected
@@ -98,6 +101,35 @@ def test_an_audit_that_differs_is_a_fault_with_its_place_and_a_count(size: tuple
     spans = [span for line in one.draw(*size) for span in line.spans]
     assert next(span.role for span in spans if "1 differed" in span.text) == "fault"
     assert f"{places} places audited" in everything(one, *size)
+
+
+@pytest.mark.parametrize("size", [(80, 24), (200, 60)])
+def test_calls_into_a_connector_and_its_figures_stand_below_its_engine(size: tuple[int, int]) -> None:
+    watch = watching("offload")
+    for _ in islice(steps("offload", watch), 40):
+        pass
+    rows = [["Offloading", "ask", 4, 8_000_000, 5_000_000], ["Offloading", "take", 4, 4_000_000, 1_000_000],
+            ["LMCache", "ask", 2, 3_100_000_000, 3_000_000_000]]
+    watch.take([["measured", watch.now, rows, {"bytes_stored": 4_096.0, "rule": 0.25, "odd": float("nan")}]])
+    one = desk_of(items=items(watch.events), late_ns=0)
+    one.go(TIERS)
+    text = everything(one, *size)
+    assert "Offloading: 8 calls, 1.5 ms each   longest 5.0 ms in ask" in text
+    assert "LMCache: 2 calls, 1.55 s each   longest 3.00 s in ask" in text
+    assert "bytes_stored 4,096   rule 0.25" in text
+    assert "odd" not in text
+    spans = [span for line in one.draw(*size) for span in line.spans]
+    assert next(span.role for span in spans if "longest 3.00 s" in span.text) == "caution"
+    assert next(span.role for span in spans if "longest 5.0 ms" in span.text) != "caution"
+    scrape = scrape_of(watch.leader, at_ns=watch.now, subscribers=0, ring_bytes=0, recorder=None, streams=())
+    found = parse(render(collect(scrape)))
+    longest = found["kvbm_connector_longest_call_seconds"]
+    assert [value for labels, value in longest if labels["connector"] == "LMCache"] == [3.0]
+    assert sum(value for _, value in found["kvbm_connector_calls_total"]) == 10
+    assert sum(value for _, value in found["kvbm_connector_call_seconds_total"]) == pytest.approx(3.112)
+    assert [(labels["figure"], value) for labels, value in found["kvbm_connector_figure"]] == [
+        ("bytes_stored", 4_096.0), ("rule", 0.25)
+    ]
 
 
 @pytest.mark.parametrize("size", [(80, 24), (200, 60)])

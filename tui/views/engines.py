@@ -4,6 +4,8 @@ Law of this file: a doubtful count has a question mark, and an unknown count is 
 grey until a new engine takes its number.
 """
 
+from collections.abc import Iterator
+from math import isfinite
 from typing import NamedTuple
 
 from kvbm_console.core.ids import Authority
@@ -78,6 +80,8 @@ def _engine(desk: Desk, state: CacheState, source: int, width: int) -> list[Line
     pools = pools_of(state, source)
     if any(pool.info.authority is Authority.OBSERVED for pool in pools):
         lines += _wrapped(_cost(desk, source), width, "stale" if over else "", indent=3)
+        for pieces in _connectors(state, source):
+            lines += _wrapped(pieces, width, "stale" if over else "", indent=3)
     return lines + [_pool(desk, state, pool, width, told=rank is None) for pool in pools]
 
 
@@ -149,6 +153,35 @@ def _cost(desk: Desk, source: int) -> list[Piece]:
         Piece(plural(cost.errors, "error"), "caution" if cost.errors else "muted"),
         Piece(step), Piece(plural(cost.calls, "call")), *_audits(cost), *_checks(cost),
     ]
+
+
+SLOW_CALL_NS = 100_000_000
+"""A call into a connector that is shown as a caution: it delayed every running request by several steps."""
+
+
+def _connectors(state: CacheState, source: int) -> Iterator[list[Piece]]:
+    """The calls into each connector of a tapped engine, the longest call first, and the connectors' own figures."""
+    known = state.connectors.get(source)
+    if known is None:
+        return
+    rows = list(zip(known.connectors, known.methods, known.calls, known.total_ns, known.longest_ns, strict=True))
+    for name in dict.fromkeys(known.connectors):
+        mine = sorted((row for row in rows if row[0] == name), key=lambda row: -row[4])
+        calls, total_ns = sum(row[2] for row in mine), sum(row[3] for row in mine)
+        each = f"{spoken(total_ns // calls)} each" if calls else f"{UNKNOWN} each"
+        _, method, _, _, longest_ns = mine[0]
+        yield [
+            Piece(f"{plain(name)}: {plural(calls, 'call')}, {each}", "text"),
+            Piece(
+                f"longest {spoken(longest_ns)} in {plain(method)}", "caution" if longest_ns >= SLOW_CALL_NS else "muted"
+            ),
+        ]
+    figures = [row for row in zip(known.stats, known.values, strict=True) if isfinite(row[1])]
+    if figures:
+        yield [
+            Piece(f"{plain(name)} {count(int(value)) if value == int(value) else f'{value:.3g}'}")
+            for name, value in figures
+        ]
 
 
 def _audits(cost: TapCost) -> list[Piece]:

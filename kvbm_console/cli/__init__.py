@@ -37,6 +37,7 @@ COMMANDS: Final[dict[str, str]] = {
     "why": "kvbm_console.cli.why:why",
     "doctor": "kvbm_console.cli.doctor:doctor",
     "conform": "kvbm_console.cli.conform:conform",
+    "mcp": "kvbm_console.cli.mcp:mcp",
     "explore": "kvbm_console.cli.explore:explore",
     "config": "kvbm_console.cli.config:config",
 }

@@ -5,7 +5,7 @@ itself. A session of a command has no lease, so its breakpoints belong to the da
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -17,8 +17,6 @@ from kvbm_console.stream.feed import Disconnected, FeedItem
 if TYPE_CHECKING:
     from kvbm_console.analysis.walk import Evidence
     from kvbm_console.client import Access, Client, ControlSession
-    from kvbm_console.core.config import LeaderConfig
-    from kvbm_console.recording.reader import Item
     from kvbm_console.stream.verbs import Verb
 
 T = TypeVar("T")
@@ -112,40 +110,6 @@ def carry_out(target: str, verb: "Verb[T]") -> T:
     return control(target, lambda session: session.ask(verb))
 
 
-async def standing_still(client: "Client", breakpoint_id: int | None = None) -> list[dict[str, Any]]:
-    """Wait until a slot stands still, for this breakpoint if it is named. Returns the rows of the holds that stand
-    still."""
-    from kvbm_console.client import Ended
-    from kvbm_console.core.errors import ConnectionLost
-    from kvbm_console.core.events import HoldParked
-    from kvbm_console.stream.feed import BatchArrived, Heartbeat
-
-    async def held() -> tuple[list[dict[str, Any]], int, str]:
-        status = await client.status()
-        rows = [
-            row for row in status["holds"]
-            if not row["pending"] and (breakpoint_id is None or str(breakpoint_id) in row["breakpoints"])
-        ]
-        return rows, status["stream"]["head_seq"], status["stream"]["incarnation"]
-
-    rows, head_seq, incarnation = await held()
-    if rows:
-        return rows
-    async with client.subscribe(after_seq=head_seq, incarnation=incarnation) as items:
-        items.unread = True
-        async for item in items:
-            if isinstance(item, Ended):
-                raise ConnectionLost(f"{client.target} ended after event {item.last_seq}: {item.reason}")
-            if isinstance(item, Heartbeat) or (
-                isinstance(item, BatchArrived) and not item.batch.may_have([HoldParked])
-            ):
-                continue
-            rows, _, _ = await held()
-            if rows:
-                return rows
-    raise ConnectionLost(f"{client.target} ended the stream")
-
-
 RETRY_S: Final = 0.1
 """Pause between two attempts to reach a daemon that has just been started; a person does not notice the delay."""
 
@@ -229,45 +193,6 @@ def evidence_from(path: Path | None, target: str | None, run: str | None = None)
 
 def live_evidence(target: str) -> "Evidence":
     """The part of a daemon's past that its ring still holds."""
-    from kvbm_console.analysis.walk import Evidence
+    from kvbm_console.client.past import live_evidence as evidence
 
-    items, config, now_ns = ask(target, _collect)
-    count = sum(len(getattr(item, "events", ())) for item in items)
-    return Evidence(target, config, count, _copies(items), lambda _seq: {}, now_ns=now_ns)
-
-
-def _copies(items: "list[Item]") -> "Callable[[], Iterator[Item]]":
-    """The items for each walk anew, because a walk changes the facts of a snapshot."""
-    from kvbm_console.core.snapshots import decode_facts, encode_facts
-    from kvbm_console.stream.feed import SnapshotTaken
-
-    kept = [encode_facts(item.state) if isinstance(item, SnapshotTaken) else item for item in items]
-
-    def again() -> "Iterator[Item]":
-        for item in kept:
-            yield SnapshotTaken(decode_facts(item)) if isinstance(item, bytes) else item
-
-    return again
-
-
-async def _collect(client: "Client") -> "tuple[list[Item], LeaderConfig | None, int]":
-    """The items from the daemon's oldest facts up to its next heartbeat, and the engine's time of that heartbeat."""
-    from kvbm_console.core.errors import ConnectionLost
-    from kvbm_console.stream.feed import EventsArrived, GapSeen, Heartbeat, SnapshotTaken
-
-    hello = await client.hello()
-    next_seq, _ = await client.digest()
-    items: list[Item] = []
-    reached = 0
-    async with client.subscribe(history=True) as stream:
-        async for item in stream:
-            if isinstance(item, SnapshotTaken):
-                items, reached = [item], item.state.seq
-            elif isinstance(item, EventsArrived):
-                items.append(item)
-                reached = item.events[-1].seq + 1
-            elif isinstance(item, GapSeen):
-                items = []  # the daemon forgot more while we read: the evidence begins with its newer snapshot
-            elif isinstance(item, Heartbeat) and items and reached >= next_seq:
-                return items, hello.leader_config, item.at_ns
-    raise ConnectionLost(f"{client.target} ended before it had told its past")
+    return ask(target, evidence)

@@ -168,7 +168,7 @@ async def _set_and_wait(
     client: "Client", by: str, spec: BreakpointSpec, told: "list[BreakpointVerdict]"
 ) -> list[dict[str, Any]]:
     """Set the breakpoint, print the verdict at once, and wait for the first slot that stands still."""
-    from kvbm_console.cli.ask import standing_still
+    from kvbm_console.client.standing import standing_still
 
     async with client.control(by, lease=False) as session:
         told.append(await session.ask(SetBreakpoint(spec)))

@@ -64,7 +64,8 @@ def holds(ended: bool, wait_ns: int | None, target: str | None, form: str) -> No
     elif wait_ns is None:
         print_part(target, form, "holds", hold_lines, "nothing is held")
     else:
-        from kvbm_console.cli.ask import standing_still, wait
+        from kvbm_console.cli.ask import wait
+        from kvbm_console.client.standing import standing_still
 
         found = wait(resolve_target(None, target), wait_ns / 1e9, standing_still)
         if form == "json":

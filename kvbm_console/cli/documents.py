@@ -14,6 +14,7 @@ from msgspec import UNSET, UnsetType
 
 INTERACTIVE: Final = {
     "attach": "it is a screen; `status` and `tail` tell a script the same",
+    "mcp": "it speaks the Model Context Protocol; [agents](../../docs/agents.md) lists its tools",
 }
 """Commands without a document, and the reason."""
 ELSEWHERE: Final = {

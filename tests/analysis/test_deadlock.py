@@ -10,10 +10,10 @@ from hypothesis import strategies as some
 from kvbm_console.analysis.diagnosis import diagnose
 from kvbm_console.analysis.lints import Finding, Level
 from kvbm_console.analysis.waits import standstill
-from kvbm_console.analysis.walk import Evidence, evidence_of
-from kvbm_console.cli.ask import _collect, _copies
+from kvbm_console.analysis.walk import evidence_of
 from kvbm_console.cli.status import drawn, fold
 from kvbm_console.client import Client
+from kvbm_console.client.past import live_evidence
 from kvbm_console.core.config import LeaderConfig
 from kvbm_console.core.events import Event
 from kvbm_console.core.leader.decider import Outcome
@@ -122,9 +122,9 @@ async def test_a_recording_a_daemon_and_the_console_tell_the_same_deadlock(tmp_p
             dispatcher.submit_from(told.source, None, type(told), *fields)
         daemon.service.broadcaster.flush()
         async with Client(daemon.address) as client:
-            items, config, at_ns = await _collect(client)
+            evidence = await live_evidence(client)
             overview = drawn(await fold(client))
-    (live,) = diagnose(Evidence("live", config, 0, _copies(items), lambda _: {}, now_ns=at_ns)).findings
+    (live,) = diagnose(evidence).findings
     assert (live.level, live.what, live.because) == (recorded.level, recorded.what, recorded.because)
     assert overview[0].startswith(" NEEDS YOU   1 fault")
     assert recorded.what in overview[1]

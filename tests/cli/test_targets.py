@@ -21,7 +21,7 @@ from tests.cli.tree import LOCAL, clients, flags_of, leaves
 from tests.server.daemons import certificate_in
 
 ACCESS: Final = ("--target", "--tls-ca", "--token-file")
-POSITIONAL: Final = {("attach",), ("status",), ("tail",)}
+POSITIONAL: Final = {("attach",), ("status",), ("tail",), ("mcp",)}
 """Commands whose row in the product's table shows TARGET as an argument."""
 TOKEN: Final = "0123456789abcdef0123456789abcdef"
 
@@ -46,7 +46,7 @@ CALLS: Final[dict[tuple[str, ...], Call]] = {
     ("doctor",): Call(("--brief",), -1, control=False), ("rec", "start"): Call(("run",)),
     ("rec", "rotate"): Call(), ("rec", "status"): Call(control=False), ("rec", "stop"): Call(),
     ("rec", "dump"): Call(("dumped.mcap",), control=False), ("drain",): Call(("--for", "5s"), -1),
-    ("reset",): Call(("--physical",)),
+    ("reset",): Call(("--physical",)), ("mcp",): Call(control=False),
 }
 """Words to the call, in an order in which all of them work; status -1: 0 or 1, as the run goes."""
 ABSENT: Final[tuple[tuple[str, ...], ...]] = (

@@ -12,7 +12,7 @@ from kvbm_console.cli.main import cli
 LOCAL: Final = frozenset({
     ("demo",), ("serve",), ("replay",), ("simulate",), ("compare",), ("calibrate",),
     ("conform",), ("explore", "vllm"), ("explore", "leader"),
-    ("config", "init"), ("config", "show"),
+    ("config", "init"), ("config", "show"), ("case",),
     ("break", "test"), ("rec", "info"), ("rec", "verify"), ("rec", "recover"), ("rec", "index"), ("rec", "cut"),
     ("rec", "merge"), ("rec", "diff"), ("rec", "export"), ("rec", "capture"), ("rec", "import", "kv-events"),
     ("rec", "import", "dynamo"),

@@ -1,0 +1,52 @@
+"""The past of a live daemon as evidence: the facts and events that its ring still holds.
+
+Law of this file: events that the daemon forgot while it was read are never mixed with those behind its newer facts.
+"""
+
+from collections.abc import Callable, Iterator
+
+from kvbm_console.analysis.walk import Evidence
+from kvbm_console.client.connection import Client
+from kvbm_console.core.config import LeaderConfig
+from kvbm_console.core.errors import ConnectionLost
+from kvbm_console.core.snapshots import decode_facts, encode_facts
+from kvbm_console.recording.reader import Item
+from kvbm_console.stream.feed import EventsArrived, GapSeen, Heartbeat, SnapshotTaken
+
+
+async def live_evidence(client: Client) -> Evidence:
+    """The part of a daemon's past that its ring still holds, up to now."""
+    items, config, now_ns = await collect(client)
+    count = sum(len(getattr(item, "events", ())) for item in items)
+    return Evidence(client.target, config, count, copies(items), lambda _seq: {}, now_ns=now_ns)
+
+
+def copies(items: list[Item]) -> Callable[[], Iterator[Item]]:
+    """The items for each walk anew, because a walk changes the facts of a snapshot."""
+    kept = [encode_facts(item.state) if isinstance(item, SnapshotTaken) else item for item in items]
+
+    def again() -> Iterator[Item]:
+        for item in kept:
+            yield SnapshotTaken(decode_facts(item)) if isinstance(item, bytes) else item
+
+    return again
+
+
+async def collect(client: Client) -> tuple[list[Item], LeaderConfig | None, int]:
+    """The items from the daemon's oldest facts up to its next heartbeat, and the engine's time of that heartbeat."""
+    hello = await client.hello()
+    next_seq, _ = await client.digest()
+    items: list[Item] = []
+    reached = 0
+    async with client.subscribe(history=True) as stream:
+        async for item in stream:
+            if isinstance(item, SnapshotTaken):
+                items, reached = [item], item.state.seq
+            elif isinstance(item, EventsArrived):
+                items.append(item)
+                reached = item.events[-1].seq + 1
+            elif isinstance(item, GapSeen):
+                items = []  # the daemon forgot more while we read: the evidence begins with its newer snapshot
+            elif isinstance(item, Heartbeat) and items and reached >= next_seq:
+                return items, hello.leader_config, item.at_ns
+    raise ConnectionLost(f"{client.target} ended before it had told its past")

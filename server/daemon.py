@@ -31,6 +31,7 @@ from kvbm_console.extras import need
 from kvbm_console.metrics.collect import collect, scrape_of
 from kvbm_console.metrics.exposition import render
 from kvbm_console.metrics.http import MetricsServer
+from kvbm_console.recording.format import block_label
 from kvbm_console.recording.output import RecordingPath, require_new
 from kvbm_console.recording.writer import Recorder
 from kvbm_console.service import LeaderService
@@ -224,7 +225,7 @@ class Daemon:
             service.recorder = Recorder(
                 place.directory, config=service.config, incarnation=service.incarnation,
                 keyframe=service.keyframe, facts=service.facts, program=self.options.program,
-                labels={"target": self._target()},
+                labels={"target": self._target(), **block_label(self.options.block_bytes)},
                 **self.options.recording.settings() | place.settings,
             )
 

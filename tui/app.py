@@ -160,7 +160,8 @@ class ConsoleApp(App[int]):
     def _leave(self) -> None:
         """Leave; holds of this session resume, and the terminal says so."""
         held = sum(
-            len(desk.mirror.state.holds) for desk in self.desks if desk.mirror.state is not None and desk.may_control)
+            len(desk.live.mirror.state.holds) for desk in self.desks
+            if desk.live.mirror.state is not None and desk.live.control and not desk.read_only)
         self.exit(0, message=f"{held} held: those that this console holds resume now" if held else None)
 
     def export_screenshot(self, *, title: str | None = None, simplify: bool = False) -> str:
@@ -221,7 +222,7 @@ class ConsoleApp(App[int]):
         self._left = min(SAVED_S, self._left + (now - self._asked_at) * SHARE)
         self._asked_at = now
         due = self._dirty or now - self._drawn_at >= TICK_S or (
-            self.session.mirror.version != self._drawn_version and self._left > 0
+            self.desk.mirror.version != self._drawn_version and self._left > 0
         )
         if due:
             self.draw()
@@ -230,7 +231,7 @@ class ConsoleApp(App[int]):
         """Draw the whole frame; only changed rows go to the terminal."""
         started = time.thread_time()
         self._dirty = False
-        self._drawn_version = self.session.mirror.version
+        self._drawn_version = self.desk.mirror.version
         width, height = self.size
         self._name_targets()
         if width > 0 and height > 0:

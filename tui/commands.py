@@ -110,7 +110,9 @@ def _recording(desk: Desk) -> list[Command]:
         assert playback is not None
         playback.set_speed(float(text))
 
+    live = [Command("live", "back to the present", lambda text: desk.to_live(), "→")] if desk.looks_back else []
     return [
+        *live,
         Command("seek", "go to an event, 60s, -60s, a time of day, end", seek, takes="PLACE", why_not=why),
         Command("speed", "play so many times as fast", speed, "< >", "N", why),
         Command("next hit", "continue to the next hit", lambda text: desk.actions.seek_hit(False), "c", why_not=why),

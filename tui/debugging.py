@@ -80,6 +80,8 @@ def press(desk: Desk, key: str) -> None:
 def refusal(desk: Desk) -> str:
     """Why keys of the debugger do not work here; empty when they do."""
     if not desk.may_control:
+        if desk.looks_back:
+            return "the past cannot be stopped, come back to live first"
         return "a recording cannot be stopped" if desk.recording else (
             "read-only" if desk.read_only else "this session only observes")
     return ""
@@ -98,7 +100,7 @@ def _on_recording(desk: Desk, key: str) -> None:
         desk.actions.watch([])
         desk.tell("only the hits of the recorded run are looked for")
     else:
-        desk.tell(f"{key}: not here, a recording cannot be stopped", "muted")
+        desk.tell(f"{key}: not here, {refusal(desk)}", "muted")
 
 
 def confirm(desk: Desk, question: str, act: Callable[[], None], otherwise: str) -> None:

@@ -24,7 +24,7 @@ from .model.events import concerns
 from .model.filters import Filter
 from .model.lints import Lints, Warning
 from .model.mirror import Mirror
-from .model.numbers import S, count, cut, plain, plural
+from .model.numbers import S, count, cut, duration, plain, plural
 from .model.places import Mark, Marks, seq_at
 from .model.slots import SlotOrder
 from .model.sources import blocks_only
@@ -105,6 +105,8 @@ class Desk:
     ) -> None:
         self.mirror = mirror
         self.actions = actions
+        self.live = actions
+        """The session of the target; ``actions`` is another while this console looks back."""
         self.mono = mono
         self.views = views
         self.glyphs = glyphs
@@ -141,6 +143,10 @@ class Desk:
         self._linted = -LINT_EVERY_NS
         self.warnings: list[Warning] = []
         self._stops = Stops()
+        self._place = mirror.places
+        """The place of the tape for which warnings were checked."""
+        self._watched: tuple[Lints, Stops] | None = None
+        """The watch over the live target, while this console looks back."""
 
     # --- for the views -----------------------------------------------------------------------------------------------
 
@@ -173,6 +179,11 @@ class Desk:
         return self.mirror.connected is not None and self.mirror.connected.recording
 
     @property
+    def looks_back(self) -> bool:
+        """True if the past of a live target is shown."""
+        return self.actions is not self.live
+
+    @property
     def may_control(self) -> bool:
         """True if keys that act on the target work."""
         return self.actions.control and not self.read_only and not self.recording
@@ -195,6 +206,23 @@ class Desk:
             del self.crumbs[:-16]
             self.current = view
         self.help = False
+
+    def show(self, session: TargetSession) -> None:
+        """Show the past of the target, or the target itself again; views, selection and filters stay."""
+        if not self.looks_back:
+            self._watched = self.lints, self._stops
+        self.actions, self.mirror = session, session.mirror
+        self.lints, self._stops = Lints(), Stops()
+        if not self.looks_back and self._watched is not None:
+            self.lints, self._stops = self._watched
+        self.order, self.warnings, self.forests = SlotOrder(), [], {}
+        self._linted, self._place = -LINT_EVERY_NS, -1
+
+    def to_live(self) -> None:
+        """Come back from the past."""
+        self.live.to_live()
+        if self.looks_back:
+            self.show(self.live)
 
     def select(self, request: str | None) -> None:
         """Choose a request for all views."""
@@ -321,6 +349,8 @@ class Desk:
             if self.mirror.disconnected is None:
                 return "CONNECTING", "pill.caution"
             return ("RETRY" if left is None else f"RETRY {left}s"), "pill.fault"
+        if self.looks_back:
+            return f"LIVE −{duration(max(0, self.live.mirror.now_ns(mono) - self.now_ns))}", "pill.replay"
         if self.recording:
             return "REPLAY", "pill.replay"
         if self.actions.paused:
@@ -414,12 +444,16 @@ class Desk:
         if target is not None:
             at_ns = beat.at_ns if beat is not None else 0
             self.times.look(target.clock_anchor_ns, target.recording, beat, at_ns, self.wall())
-        if mono - self._linted >= LINT_EVERY_NS:
-            self._linted = mono
+        playback = self.actions.playback
+        if self.looks_back and playback is not None and playback.playing and playback.at_end:
+            self.to_live()
+        arrived = self.recording and self.mirror.places != self._place
+        if arrived or mono - self._linted >= LINT_EVERY_NS:
+            self._linted, self._place = mono, self.mirror.places
             if self.mirror.disconnected is None and not self.actions.paused:
-                self.lints.check(self.mirror, mono)
+                self.lints.check(self.mirror, mono, arrived=arrived)
                 self.warnings = self.lints.warnings(mono)
-        self._stops.watch(self.mirror, mono)
+        self._stops.watch(self.mirror, mono, stands=playback is not None and not playback.playing)
 
 
 def _no_requests(sentence: str, width: int) -> list[Line]:

@@ -3,6 +3,7 @@
 Law of this file: a key that needs the target says so when it may not act, and an unknown key does nothing.
 """
 
+from typing import Final
 
 from kvbm_console.core.expression import complete
 
@@ -14,10 +15,15 @@ from .draw.frame import NAMES
 from .draw.spans import Action, Line
 from .model.events import cause_of, effect_of
 from .model.filters import Filter, plain_text
-from .model.numbers import count, plain
+from .model.numbers import S, count, plain
 from .model.places import Mark, distance
 from .model.sources import blocks_only
 from .prompts import Prompt
+
+NEAR_NS: Final = 10 * S
+"""A step of ``←`` and ``→`` through time."""
+FAR_NS: Final = 60 * S
+"""The same with ``shift``."""
 
 
 def press(desk: Desk, key: str) -> None:
@@ -79,6 +85,8 @@ def _everywhere(desk: Desk, key: str) -> None:
                 desk.tell("trying now")
         case "," | "." | "<" | ">":
             transport_key(desk, key)
+        case "left" | "right" | "shift+left" | "shift+right":
+            _scrub(desk, (FAR_NS if key.startswith("shift") else NEAR_NS) * (-1 if key.endswith("left") else 1))
         case _ if key in debugging.KEYS:
             debugging.press(desk, key)
 
@@ -95,6 +103,22 @@ def _pause(desk: Desk) -> None:
         desk.actions.playback.toggle()
     elif not desk.recording:
         desk.actions.pause(not desk.actions.paused)
+
+
+def _scrub(desk: Desk, ns: int) -> None:
+    """Move through time: from live back into what this console keeps, along a recording, and back to live."""
+    playback = desk.actions.playback
+    if playback is None:
+        if ns < 0:
+            desk.actions.go_back(-ns, desk.show)
+        elif desk.live.past is None:
+            desk.tell("this is live; ← goes back", "muted")
+        return
+    if desk.looks_back and playback.at_ns + ns >= playback.recording.last_ns:
+        desk.to_live()
+    elif not desk.actions.scrub(ns):
+        kept = "this console keeps nothing older" if desk.looks_back else "the recording begins here"
+        desk.tell(kept if ns < 0 else "the recording ends here", "muted")
 
 
 def _newest_hold(desk: Desk) -> None:

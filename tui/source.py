@@ -6,6 +6,7 @@ slices. Calls to the target run in tasks and answer with a notice. A paused view
 
 import asyncio
 import contextlib
+import itertools
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
@@ -16,16 +17,15 @@ import msgspec
 from kvbm_console.core.config import BreakpointSpec
 from kvbm_console.core.errors import KvbmConsoleError, RecordingError
 from kvbm_console.core.events import Event
-from kvbm_console.core.state import CacheState
 from kvbm_console.stream.feed import (
     Accounting,
     BatchArrived,
+    Connected,
     Controls,
     Disconnected,
     EventsArrived,
     Feed,
     FeedItem,
-    GapSeen,
     Heartbeat,
     PastSeen,
     Refreshing,
@@ -41,7 +41,9 @@ from .model.history import Names, take_past
 from .model.mirror import Mirror
 from .model.numbers import count, plural
 from .model.places import TapeHits, recorded_hits
-from .model.sources import watched
+from .model.reel import Reel
+from .model.seeks import SLICE_EVENTS, TapeIndex, stand
+from .model.sources import Told, watched
 from .model.trail import Trail, Way
 
 if TYPE_CHECKING:  # both open recordings: loaded with the first explanation or recording
@@ -59,12 +61,12 @@ CALLS_MAX: Final = 16
 """Verbs without an answer; more keys than that on a dead connection are refused."""
 BUFFER_MAX: Final = 200_000
 """Events kept while the view is paused, about 100 MB at most; then the oldest are dropped and a snapshot is taken."""
-SLICE_EVENTS: Final = 400
-"""Events folded before keys get a turn: about 4 ms."""
 ACCOUNTS_EVERY_S: Final = 2.0
 """How often a target with real engines is asked for their accounts: its answer has every open copy in it."""
-BACKFILL_EVENTS: Final = 6_000
-"""Events before a place on a recording that are folded for its history: a tenth of a second of work for a seek."""
+
+
+_PLACES: Final = itertools.count(1)
+"""Every place that is reached on a tape has a number of its own, whichever the tape."""
 
 
 async def _yield() -> None:
@@ -101,6 +103,7 @@ class TargetSession:
         self, feed: Feed, controls: Controls | None = None, playback: "Playback | None" = None, *,
         socket: str = "", mono: Callable[[], int] = time.monotonic_ns, explain: Explain | None = None,
         keeper: Keeper | None = None, find_hits: FindHits | None = None, wall: Callable[[], int] = time.time_ns,
+        index: TapeIndex | None = None,
     ) -> None:
         self.controls = controls
         """None: every verb answers that this session only observes."""
@@ -143,8 +146,25 @@ class TargetSession:
         """The feed, if it can send facts again and no keeper needs every event."""
         self.hits = TapeHits()
         self._searching = False
+        self._keep_past(index)
+        if isinstance(feed, Refreshing):
+            feed.unread = True  # the reel keeps the bytes as they come
         self._looking = False
         """True if older events are being asked for."""
+
+    def _keep_past(self, index: TapeIndex | None) -> None:
+        self.reel = Reel() if self.playback is None else None
+        """The past of a live target; None on a tape."""
+        self.index = index or TapeIndex()
+        """What is known of the tape as a whole."""
+        self.past: TargetSession | None = None
+        """The session on the reel, while this console looks back."""
+        self.stood = asyncio.Event()
+        """Set when a place of the tape was reached for the first time."""
+        self.told: dict[int, Told] | None = None
+        """What the live target told of its engines; None unless this console looks back at it."""
+        self._short = False
+        """True if the past of this place is shorter than it will be when the tape is indexed."""
 
     @property
     def kept(self) -> Kept | None:
@@ -203,6 +223,8 @@ class TargetSession:
 
     async def _take(self, item: FeedItem, breathe: Callable[[], Awaitable[None]]) -> None:
         mirror = self.mirror
+        if self.reel is not None:
+            self.reel.add(item)
         if isinstance(item, BatchArrived) and mirror.reads:
             item = self._read(item)
         if isinstance(item, EventsArrived) and len(item.events) > SLICE_EVENTS:
@@ -218,11 +240,19 @@ class TargetSession:
             for _ in take_past(mirror, item, self.mono()):
                 await breathe()
         elif isinstance(item, SnapshotTaken) and self.playback is not None:
-            await self._stand(self.playback, item, breathe)
+            tape = self.playback.recording
+            self._short = not await stand(mirror, tape, item.state, self.index.spines, self.mono, breathe)
+            if self.told is not None:
+                mirror.sources.told = self.told
             mirror.progress.reset(self.mono())  # the events before the place did not arrive now
-            mirror.places += 1
+            mirror.places = next(_PLACES)
+            self.stood.set()
         else:
             self._fold(item)
+            if isinstance(item, Connected) and self.playback is not None and self.told is None and self._spawn:
+                self._spawn(self._read_tape(self.playback, item), "index")
+        if self.reel is not None:
+            self.reel.look(mirror, self.mono)
         if mirror.broken is not None and not self._resubscribe:
             self._tell(f"{mirror.broken}; asking for a snapshot", "caution")
             self._resubscribe = True
@@ -250,53 +280,11 @@ class TargetSession:
         elif feed is not None and isinstance(item, EventsArrived | BatchArrived | Heartbeat):
             pace.worked(events_in(item), cost, now)
             mirror.sampling, mirror.affords = pace.sampling, pace.affords
-            feed.unread = pace.sampling
             if mirror.sampled and pace.due(now, urgent=mirror.wants_facts):
                 mirror.wants_facts = False
                 feed.refresh()
         if self.keeper is not None and self.mirror.broken is None:
             self.keeper.take(item, self.mirror)
-
-    async def _stand(
-        self, playback: "Playback", item: SnapshotTaken, breathe: Callable[[], Awaitable[None]]
-    ) -> None:
-        """Reach a place on a recording by folding the events before it, so that views show its past."""
-        target = item.state.seq
-        try:
-            before = playback.recording.state_at(max(playback.first_seq, target - BACKFILL_EVENTS) - 1)
-        except RecordingError:
-            before = item.state
-        if before.seq >= target:
-            self.mirror.take(item, self.mono())
-            return
-        self.mirror.take(SnapshotTaken(before), self.mono())
-        for events in playback.recording.events(before.seq):
-            wanted = [event for event in events if self.mirror.next_seq <= event.seq < target]
-            if not wanted:
-                if events[-1].seq >= target:
-                    break
-                continue
-            if wanted[0].seq != self.mirror.next_seq:
-                self._over_gap(playback, wanted[0].seq)
-                wanted = [event for event in wanted if event.seq >= self.mirror.next_seq]
-            for first in range(0, len(wanted), SLICE_EVENTS):
-                self.mirror.take(EventsArrived(wanted[first : first + SLICE_EVENTS]), self.mono())
-                await breathe()
-        if self.mirror.next_seq < target:
-            self._over_gap(playback, target, item.state)
-        if self.mirror.next_seq != target:
-            self.mirror.take(item, self.mono())
-
-    def _over_gap(self, playback: "Playback", seq: int, state: CacheState | None = None) -> None:
-        """Pass a gap of the tape, to the facts before event ``seq``; the stretch stays blank."""
-        first = self.mirror.next_seq
-        reason = next((gap.reason for gap in playback.recording.gaps if gap.first <= first <= gap.last), "not recorded")
-        try:
-            found = state if state is not None else playback.recording.state_at(seq - 1)
-        except RecordingError:
-            return
-        self.mirror.take(GapSeen(first, seq - 1, reason), self.mono())
-        self.mirror.take(SnapshotTaken(found), self.mono())
 
     def _keep(self, item: FeedItem) -> None:
         """Keep an item of a paused view."""
@@ -387,6 +375,58 @@ class TargetSession:
         finally:
             self._searching = False
 
+    # --- looking back -----------------------------------------------------------------------------------------------
+
+    def go_back(self, ns: int, show: "Callable[[TargetSession], None]") -> None:
+        """Go so far back from now, in a session on what this console keeps; ``show`` gets it when it stands there."""
+        reel, spawn = self.reel, self._spawn
+        if reel is None or spawn is None or self.mirror.state is None or not reel.begun:
+            self._tell("nothing is kept yet to look back at", "muted")
+            return
+        if self.past is None:
+            self.past = self._on_reel(reel)
+            spawn(self._show_past(self.past, show), "look back")
+        self.past.scrub(-ns, self.mirror.now_ns(self.mono()))
+
+    def _on_reel(self, reel: Reel) -> "TargetSession":
+        from kvbm_console.recording.playback import Playback, RecordingFeed
+
+        playback = Playback(reel, follow=True)
+        playback.seek(reel.last_seq)
+        past = TargetSession(
+            RecordingFeed(playback), None, playback, socket=self.socket, mono=self.mono, explain=self.explain,
+            wall=self.wall, index=TapeIndex(reel),
+        )
+        past.told = self.mirror.sources.told
+        past._spawn, past._tell, past.quit, past.copy = self._spawn, self._tell, self.quit, self.copy
+        past.export, past.show_target = self.export, self.show_target
+        return past
+
+    async def _show_past(self, past: "TargetSession", show: "Callable[[TargetSession], None]") -> None:
+        assert self._spawn is not None
+        self._spawn(past.run(), "past")
+        await past.stood.wait()
+        if self.past is past:
+            show(past)
+
+    def to_live(self) -> None:
+        """Leave the past."""
+        if self.past is not None and self.past.playback is not None:
+            self.past.playback.close()
+        self.past = None
+
+    def scrub(self, ns: int, from_ns: int | None = None) -> bool:
+        """Move along the tape by a time, from ``from_ns`` or from here; False at an end of the tape."""
+        playback = self.playback
+        assert playback is not None
+        tape, here = playback.recording, playback.position_seq
+        at_ns = (playback.at_ns if from_ns is None else from_ns) + ns
+        wanted = tape.seq_at(at_ns)
+        if ns > 0:
+            wanted = max(wanted, here + 1)  # nothing happened for so long
+        playback.seek(wanted)
+        return tape.first_seq <= wanted <= tape.last_seq
+
     # --- along a recording -------------------------------------------------------------------------------------------
 
     def watch(self, specs: list[BreakpointSpec]) -> None:
@@ -407,11 +447,18 @@ class TargetSession:
             self._tell("looking for hits …", "muted")
             spawn(self._search(playback, back), "hits")
 
+    async def _read_tape(self, playback: "Playback", connected: Connected) -> None:
+        """Index the tape in the background. A place that was reached before gets its whole past afterwards."""
+        await self.index.read(playback.recording, connected, self.mono, _yield)
+        if self._short and not playback.playing:
+            playback.seek(playback.position_seq)
+
     async def _search(self, playback: "Playback", back: bool) -> None:
         try:
             while not self.hits.complete:
                 generation, specs = self.hits.generation, list(self.hits.specs)
-                found = await recorded_hits(playback.recording, _yield)
+                known = self.index.hits if self.index.complete else await recorded_hits(playback.recording, _yield)
+                found = [*known]
                 if specs and self.find_hits is not None:
                     found += await self.find_hits(specs)
                 if generation == self.hits.generation:

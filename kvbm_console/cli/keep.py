@@ -11,6 +11,7 @@ from kvbm_console.core.config import LeaderConfig
 from kvbm_console.core.ids import Tier
 from kvbm_console.core.snapshots import encode_facts
 from kvbm_console.core.state import CacheState
+from kvbm_console.recording.format import block_label
 from kvbm_console.recording.output import FILE_SUFFIX, RecordingPath, require_new
 from kvbm_console.recording.writer import Recorder
 from kvbm_console.stream.feed import EventsArrived, FeedItem, SnapshotTaken
@@ -53,7 +54,8 @@ class SeenKeeper:
             self.recorder = Recorder(
                 self.place.directory, config=mirror.connected.config or config_of(self._state),
                 incarnation=self._incarnation, keyframe=self._keyframe, program=self.program,
-                clock_anchor_ns=mirror.connected.clock_anchor_ns, labels={"target": mirror.connected.target},
+                clock_anchor_ns=mirror.connected.clock_anchor_ns,
+                labels={"target": mirror.connected.target, **block_label(mirror.connected.block_bytes)},
                 **self.place.settings,
             )
         elif isinstance(item, EventsArrived) and item.events and self.recorder is not None:

@@ -109,6 +109,15 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
     """Free words of the recording's owner, for example the workload."""
 
 
+BLOCK_BYTES: Final = "block_bytes"
+"""The label with the bytes of one block."""
+
+
+def block_label(block_bytes: int | None) -> dict[str, str]:
+    """The label that tells the bytes of one block, none where they are unknown."""
+    return {} if block_bytes is None else {BLOCK_BYTES: str(block_bytes)}
+
+
 class Keyframe(msgspec.Struct, frozen=True):
     """Full facts before event ``seq``. A complete keyframe has the leader's memory too, so decisions replay from it."""
 

@@ -19,8 +19,8 @@ from kvbm_console.core.snapshots import decode_facts, encode_facts
 from kvbm_console.core.state import CacheState
 from kvbm_console.recording.decode import fold
 from kvbm_console.recording.positions import parse_position, seq_of
-from kvbm_console.recording.reader import Recording
 from kvbm_console.stream.feed import Connected, EventsArrived, FeedItem, GapSeen, SnapshotTaken
+from kvbm_console.stream.tape import Tape
 
 TICK_S: Final = 1 / 30
 """The console draws at most this often, so more often would only cost."""
@@ -42,7 +42,7 @@ class Playback:
     gap, from which the facts are known again.
     """
 
-    def __init__(self, recording: Recording, *, follow: bool = False) -> None:
+    def __init__(self, recording: Tape, *, follow: bool = False) -> None:
         self.recording = recording
         self.follow = follow
         """True if the recording is still being written and is read again."""
@@ -50,6 +50,8 @@ class Playback:
         self.first_seq = recording.first_seq
         self.last_seq = recording.last_seq
         self.playing = False
+        self.closed = False
+        """True if the feed of this tape ends."""
         self.speed = 1.0
         self.on_change: Callable[[], None] = lambda: None
         """Called when there is something to take, or playing began."""
@@ -63,6 +65,11 @@ class Playback:
         self._outbox: list[FeedItem] = []
         self._jumped = True
         self.seek(self.first_seq)
+
+    def close(self) -> None:
+        """End the feed of this tape."""
+        self.closed = True
+        self.on_change()
 
     # --- position ---
 
@@ -157,8 +164,10 @@ class Playback:
         at_end = self.at_end
         if not self.follow or not self.recording.refresh():
             return
-        self.last_seq = self.recording.last_seq
+        self.first_seq, self.last_seq = self.recording.first_seq, self.recording.last_seq
         self._density = []
+        if self.position_seq < self.first_seq - 1:  # the oldest events were forgotten
+            self.seek(self.first_seq)
         self._live |= at_end
         if not self._buffer:
             self._ahead = self.recording.events(self._state.seq)
@@ -285,9 +294,9 @@ class RecordingFeed:
         self._sleep = sleep
 
     async def items(self) -> AsyncIterator[FeedItem]:
-        """``Connected``, the facts at the position, then whatever the tape comes to. Ends only when it is closed."""
+        """``Connected``, the facts at the position, then whatever the tape comes to, until the playback is closed."""
         recording = self.playback.recording
-        run = recording.runs.index(recording.incarnation) + 1
+        run = [*recording.runs].index(recording.incarnation) + 1
         changed = anyio.Event()
 
         def wake() -> None:
@@ -295,11 +304,11 @@ class RecordingFeed:
 
         self.playback.on_change = wake
         yield Connected(
-            recording.path.name, recording.incarnation, run, False, None, True, recording.config,
+            recording.name, recording.incarnation, run, False, recording.block_bytes, True, recording.config,
             recording.clock_anchor_ns,
         )
         before_ns = looked_ns = self._clock()
-        while True:
+        while not self.playback.closed:
             for item in self.playback.take():
                 yield item
             if self.playback.follow and self._clock() - looked_ns >= FOLLOW_NS:

@@ -11,7 +11,6 @@ Law of this file: a time means the facts as of then, so it stands for the last e
 """
 
 import re
-from bisect import bisect_right
 from datetime import UTC, datetime, time, timedelta, tzinfo
 from typing import Final
 
@@ -21,9 +20,8 @@ from kvbm_console.core.config import SECOND_NS
 from kvbm_console.core.errors import UsageError
 from kvbm_console.core.events import Noted
 from kvbm_console.core.ids import Note
-from kvbm_console.recording import format as fmt
-from kvbm_console.recording.decode import decode_events
 from kvbm_console.recording.reader import Recording
+from kvbm_console.stream.tape import Tape
 
 _TIME: Final = re.compile(r"(-?)(\d+(?:\.\d+)?)(ns|us|µs|ms|s|m|h)")
 _TIME_OF_DAY: Final = re.compile(r"\d{1,2}:\d{2}.*")
@@ -71,20 +69,24 @@ def parse_position(text: str, *, utc: bool = False) -> Position:
         ) from None
 
 
-def seq_of(recording: Recording, place: Position, *, following: bool = False) -> int:
-    """The event at a place: for a time the last event not later or, with ``following``, the first event not earlier."""
+def seq_of(tape: Tape, place: Position, *, following: bool = False) -> int:
+    """The event at a place: for a time the last event not later or, with ``following``, the first event not earlier.
+
+    Raises ``UsageError`` for a time of day on a tape without one.
+    """
     if place.kind == "end":
-        return recording.last_seq
+        return tape.last_seq
     if place.kind == "seq":
         return place.value
     at_ns = place.value
     if place.kind == "back":
-        at_ns = last_ns(recording) - place.value
-    elif place.kind == "wall":
-        at_ns = place.value - recording.segments[0].about.clock_anchor_ns
-    elif place.kind == "day":
-        at_ns = _on_its_day(recording, place)
-    return seq_at(recording, at_ns - 1) + 1 if following else seq_at(recording, at_ns)
+        at_ns = tape.last_ns - place.value
+    elif place.kind in ("wall", "day"):
+        if tape.clock_anchor_ns is None:
+            raise UsageError(f"{tape.name} does not tell the time of day; a place is a number or a time such as -60s")
+        wall_ns = place.value - tape.clock_anchor_ns
+        at_ns = wall_ns if place.kind == "wall" else _on_its_day(tape, place, tape.clock_anchor_ns)
+    return tape.seq_at(at_ns - 1) + 1 if following else tape.seq_at(at_ns)
 
 
 def verdict_seq(recording: Recording) -> int | None:
@@ -104,37 +106,11 @@ def _since_1970(at: datetime) -> int:
     return int(at.replace(microsecond=0).timestamp()) * SECOND_NS
 
 
-def _on_its_day(recording: Recording, place: Position) -> int:
-    """The engine's time at the first such time of day since the beginning, if the recording lasts until then."""
-    anchor_ns = recording.segments[0].about.clock_anchor_ns
-    first_ns = recording.segments[0].entries[0].first_ns if recording.segments[0].entries else 0
-    begin = datetime.fromtimestamp((anchor_ns + first_ns) // SECOND_NS, place.zone)
+def _on_its_day(tape: Tape, place: Position, anchor_ns: int) -> int:
+    """The engine's time at the first such time of day since the beginning, if the tape lasts until then."""
+    begin = datetime.fromtimestamp((anchor_ns + tape.first_ns) // SECOND_NS, place.zone)
     midnight = begin.replace(hour=0, minute=0, second=0, microsecond=0)
     of_day = timedelta(seconds=place.value // SECOND_NS)
     days = [midnight + timedelta(days=day) + of_day for day in (0, 1)]
     found = [_since_1970(at) + place.value % SECOND_NS - anchor_ns for at in days]
-    return found[1] if found[0] < first_ns and found[1] <= last_ns(recording) else found[0]
-
-
-def last_ns(recording: Recording) -> int:
-    """The engine's time of the last event."""
-    return max((entry.last_ns for segment in recording.segments for entry in segment.entries), default=0)
-
-
-def seq_at(recording: Recording, at_ns: int) -> int:
-    """Number of the last event not later than ``at_ns``; the first number minus 1 when all are later."""
-    places = [(segment, entry) for segment in recording.segments for entry in segment.entries]
-    index = bisect_right(places, at_ns, key=lambda place: place[1].first_ns) - 1
-    if index < 0:
-        return recording.first_seq - 1
-    segment, entry = places[index]
-    found = entry.first_seq - 1
-    for frame in segment.frames(entry):
-        if frame.channel != fmt.EVENTS:
-            continue
-        if frame.publish_ns - segment.about.clock_anchor_ns <= at_ns:
-            found = frame.end_seq - 1
-            continue
-        early = [event.seq for event in decode_events(frame, recording.path) if event.at_ns <= at_ns]
-        return early[-1] if early else found
-    return found
+    return found[1] if found[0] < tape.first_ns and found[1] <= tape.last_ns else found[0]

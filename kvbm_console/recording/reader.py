@@ -41,7 +41,6 @@ MISSING: Final = "a segment is missing"
 PAUSED: Final = "nothing was recorded in between"
 """Reason of a gap between two segments of which the first was closed: recording was stopped and started again."""
 
-
 OPEN_ATTEMPTS: Final = 3
 """A directory that is being recorded to seals one segment at a time: the second listing has its twin."""
 
@@ -122,6 +121,27 @@ class Recording:
         return [entry for _, entry in self._places]
 
     @property
+    def name(self) -> str:
+        """The name of the file or the directory."""
+        return self.path.name
+
+    @property
+    def block_bytes(self) -> int | None:
+        """Bytes of one block, None in a recording whose writer did not know."""
+        text = self.segments[0].about.labels.get(fmt.BLOCK_BYTES, "")
+        return int(text) if text.isdecimal() and len(text) <= 18 else None
+
+    @property
+    def first_ns(self) -> int:
+        """The engine's time of the first event."""
+        return self._places[0][1].first_ns if self._places else 0
+
+    @property
+    def last_ns(self) -> int:
+        """The engine's time of the last event."""
+        return max((entry.last_ns for _, entry in self._places), default=0)
+
+    @property
     def finished(self) -> bool:
         """True if the run was closed on purpose."""
         end = _end_of(self.segments[-1])
@@ -132,6 +152,23 @@ class Recording:
         """True if the last segment ends with a rotation, so that the segment behind it was removed."""
         end = _end_of(self.segments[-1])
         return end is not None and end.more
+
+    def seq_at(self, at_ns: int) -> int:
+        """Number of the last event not later than ``at_ns``; the first number minus 1 when all are later."""
+        index = bisect_right(self._places, at_ns, key=lambda place: place[1].first_ns) - 1
+        if index < 0:
+            return self.first_seq - 1
+        segment, entry = self._places[index]
+        found = entry.first_seq - 1
+        for frame in segment.frames(entry):
+            if frame.channel != fmt.EVENTS:
+                continue
+            if frame.publish_ns - segment.about.clock_anchor_ns <= at_ns:
+                found = frame.end_seq - 1
+                continue
+            early = [event.seq for event in decode_events(frame, self.path) if event.at_ns <= at_ns]
+            return early[-1] if early else found
+        return found
 
     def density(self, cells: int) -> list[int]:
         """Events in each of ``cells`` equal parts of the engine's time, from heads of frames: no event is decoded."""

@@ -82,6 +82,11 @@ class UnreadBatch:
         """Number of the last event."""
         return self.first_seq + self.count - 1
 
+    @property
+    def data(self) -> bytes:
+        """The batch as it came."""
+        return self._batch.SerializeToString()
+
     def read(self) -> list[Event]:
         """The events. Raises ``MalformedBatch``."""
         return events_of(self._batch)

@@ -18,7 +18,7 @@ from kvbm_console.recording import format as fmt
 from kvbm_console.recording.cut import cut, matcher, stretch
 from kvbm_console.recording.info import info_of
 from kvbm_console.recording.output import write_recording
-from kvbm_console.recording.positions import Position, parse_position, seq_at, seq_of
+from kvbm_console.recording.positions import Position, parse_position, seq_of
 from kvbm_console.recording.reader import Recording
 from kvbm_console.recording.recover import needs_index, rebuild_index
 from kvbm_console.recording.segments import SealedSegment
@@ -149,11 +149,11 @@ def test_places_are_numbers_times_and_the_end(recorded: Recording) -> None:
     assert parse_position("17") == Position("seq", 17)
     assert seq_of(recorded, parse_position("-10h")) == -1
     anchor = recorded.segments[0].about.clock_anchor_ns
-    assert seq_of(recorded, Position("wall", anchor + events[900].at_ns)) == seq_at(recorded, events[900].at_ns)
+    assert seq_of(recorded, Position("wall", anchor + events[900].at_ns)) == recorded.seq_at(events[900].at_ns)
     assert seq_of(recorded, parse_position("1990-01-01T00:00:00+00:00")) == -1
     for at in (0, 1, 250, 299, 300, 301, 1_111, last.seq):
         ns = events[at].at_ns
-        assert seq_at(recorded, ns) == max(e.seq for e in events if e.at_ns <= ns)
+        assert recorded.seq_at(ns) == max(e.seq for e in events if e.at_ns <= ns)
         assert seq_of(recorded, Position("engine", ns), following=True) == min(e.seq for e in events if e.at_ns >= ns)
     for wrong in ("", "soon", "12x", "-5", "1" * 40, "25:00", "15:60", "15:", "1:2:3", "15:00:03 parsecs"):
         with pytest.raises(UsageError, match=r"^a place is a number, a time such as 90s"):
@@ -173,12 +173,12 @@ def test_a_time_of_day_is_one_of_the_recording(begins: str, tmp_path: Path) -> N
         at_ns = micros * 1_000 - anchor
         said = datetime.fromtimestamp(micros // 10**6, UTC).replace(microsecond=micros % 10**6)
         for text in (said.strftime("%H:%M:%S.%fZ"), said.astimezone().strftime("%H:%M:%S.%f")):
-            assert seq_of(run, parse_position(text)) == seq_at(run, at_ns)
-        assert seq_of(run, parse_position(said.strftime("%H:%M:%S.%f"), utc=True)) == seq_at(run, at_ns)
-        assert seq_of(run, parse_position(said.strftime("%Y-%m-%dT%H:%M:%S.%f"), utc=True)) == seq_at(run, at_ns)
+            assert seq_of(run, parse_position(text)) == run.seq_at(at_ns)
+        assert seq_of(run, parse_position(said.strftime("%H:%M:%S.%f"), utc=True)) == run.seq_at(at_ns)
+        assert seq_of(run, parse_position(said.strftime("%Y-%m-%dT%H:%M:%S.%f"), utc=True)) == run.seq_at(at_ns)
     assert seq_of(run, parse_position("9:05", utc=True)) == -1, "before its beginning, and it does not last until then"
     assert seq_of(run, parse_position("23:59:59.950", utc=True)) == (
-        run.last_seq if begins == "12:00:00" else seq_at(run, 50 * 10**6))
+        run.last_seq if begins == "12:00:00" else run.seq_at(50 * 10**6))
 
 
 def test_a_time_of_day_without_a_zone_is_local(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,8 +188,8 @@ def test_a_time_of_day_without_a_zone_is_local(tmp_path: Path, monkeypatch: pyte
         anchor = round(datetime.fromisoformat("2026-11-21T20:00:00+00:00").timestamp()) * 10**9
         real_run().record(tmp_path, [13, 40], clock_anchor_ns=anchor)
         run = Recording.open(tmp_path)
-        assert seq_of(run, parse_position("01:30:00.05")) == seq_at(run, 50 * 10**6)
-        assert seq_of(run, parse_position("20:00:00.05", utc=True)) == seq_at(run, 50 * 10**6)
+        assert seq_of(run, parse_position("01:30:00.05")) == run.seq_at(50 * 10**6)
+        assert seq_of(run, parse_position("20:00:00.05", utc=True)) == run.seq_at(50 * 10**6)
     finally:
         monkeypatch.undo()
         time.tzset()

@@ -75,6 +75,7 @@ class FakeActions:
         self.calls: list[Verb[Any] | tuple[object, ...]] = []
         """Verbs, and other methods by name with their arguments."""
         self.recorder_asked = 0
+        self.past = self.reel = None
 
     def pause(self, paused: bool) -> None:
         self.paused = paused

@@ -189,7 +189,7 @@ BEFORE: Final[dict[tuple[int, str], tuple[str, ...]]] = {
     (0, "k"): ("down",), (0, "up"): ("down",),
     (1, "escape"): ("down",),
     (2, "escape"): ("down",), (2, "G"): ("g",),
-    (3, "0"): ("down",), (3, "enter"): ("down",), (3, "escape"): ("left",), (3, "f"): ("left",),
+    (3, "0"): ("down",), (3, "enter"): ("down",), (3, "escape"): ("h",), (3, "f"): ("h",),
     (3, "n"): ("down",), (3, "N"): ("down", "n", "n"),
     (4, "enter"): ("down",), (4, "escape"): ("down",),
     (6, "B"): ("down",), (6, "x"): ("down",), (6, "escape"): ("down",),
@@ -212,6 +212,8 @@ LIVE: Final[dict[str, tuple[int, tuple[str, ...], str]]] = {
     "y": (1, ("down",), "call copy"), "e": (1, (), "call export"), "r": (0, (), "call retry"),
     "b": (2, (), "break to"), "c": (6, (), "call continue_hold"), "C": (0, (), "call continue_hold"),
     "s": (6, ("tab",), "call step"), "S": (0, (), "call step_pipeline"), "u": (6, ("tab",), "until"),
+    "left": (0, (), "call go_back"), "shift+left": (0, (), "call go_back"), "right": (0, (), "this is live"),
+    "shift+right": (0, (), "this is live"),
     "X": (6, ("tab",), "call skip"), "D": (0, (), "Disarm all"), "F": (0, (), "Freeze the target"),
 }
 """Keys that work in every view: from which view, after which keys, and what is then on the screen or asked."""
@@ -219,6 +221,7 @@ TAPE: Final[dict[str, tuple[int, tuple[str, ...], str]]] = {
     ",": (0, (), "call step"), ".": (0, (), "call step"), "<": (0, (), "speed 0.5"), ">": (0, (), "speed 2.0"),
     "space": (0, (), "PLAY"), "c": (0, (), "call seek_hit"), "C": (0, (), "call seek_hit"), "b": (0, (), " "),
     "s": (2, (), "call"), "S": (0, (), "call step"),
+    **dict.fromkeys(("left", "right", "shift+left", "shift+right"), (0, (), "call scrub")),
 }
 """The same on a recording."""
 
@@ -305,6 +308,6 @@ async def test_every_key_of_a_prompt(key: str) -> None:
 
 
 def test_a_key_that_nobody_answers_is_missed_by_these_tests() -> None:
-    assert {"n", "N", "+", "=", "left", "shift+tab"} <= keys_in("views/timeline.py", "press")
+    assert {"n", "N", "+", "=", "h", "shift+tab"} <= keys_in("views/timeline.py", "press")
     assert "f" in keys_in("views/log.py", "press")
     assert {"pageup", "x"} <= keys_in("views/record.py", "press")

@@ -110,7 +110,7 @@ async def test_the_timeline_is_never_blank_after_a_seek_and_a_tape_that_stands_h
     async with replaying("thrash.mcap") as replay:
         last = replay.recording.last_seq
         await replay.pilot.press("4")
-        for at, keys in ((last, ["left"] * 30), (60, []), (last, ["+"] * 3 + ["left"] * 40), (300, ["left"] * 9),
+        for at, keys in ((last, ["h"] * 30), (60, []), (last, ["+"] * 3 + ["h"] * 40), (300, ["h"] * 9),
                          (90, ["0"]), (last - 5, [])):
             places = replay.session.mirror.places
             run_command(replay.app.desk, f"seek {at}")

@@ -175,7 +175,9 @@ def tabs_line(current: int, width: int, recording: bool) -> Line:
 Hint = tuple[str, str]
 """A key and the word for its effect."""
 
-_NAMES: Final = {"←→": "left", "left/right": "left", "space": "space", "enter": "enter", "[ ]": "["}
+_NAMES: Final = {
+    "←": "left", "→": "right", "←→": "left", "left/right": "left", "space": "space", "enter": "enter", "[ ]": "[",
+}
 
 
 @lru_cache(maxsize=64)

@@ -78,7 +78,8 @@ class Glyphs(msgspec.Struct, frozen=True):
 
 
 _CURSOR_KEYS: Final = (
-    ("↑ ↓ j k", "arrows j k"), ("↑ ↓", "up or down"), ("↑↓", "up/down"), ("←→", "left/right"),
+    ("↑ ↓ j k", "arrows j k"), ("↑ ↓", "up or down"), ("↑↓", "up/down"), ("←→", "left/right"), ("← →", "left, right"),
+    ("←", "left"),
 )
 UNICODE: Final = Glyphs(
     ascii=False,

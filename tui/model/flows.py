@@ -6,6 +6,7 @@ totals. Amounts without a total are estimates, scaled up from the events that th
 
 from collections import defaultdict
 from collections.abc import Mapping
+from functools import partial
 from typing import Final
 
 from kvbm_console.core.ids import Authority, Measure, Route, Tier
@@ -54,7 +55,7 @@ class Flows:
         """Blocks that became readable, by pool."""
         self.occupancy: defaultdict[int, Gauge] = defaultdict(Gauge)
         """Resident share from 0 to 1, by pool."""
-        self.measured: defaultdict[int, defaultdict[Measure, Gauge]] = defaultdict(lambda: defaultdict(Gauge))
+        self.measured: defaultdict[int, defaultdict[Measure, Gauge]] = defaultdict(partial(defaultdict, Gauge))
         """Levels of the engines' own metrics, by source; shares from 0 to 1, of which HIT_TOKENS is the hit rate."""
         self.hit_rate = Gauge()
         """Share of the last minute, sampled once a second."""

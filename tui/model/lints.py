@@ -134,11 +134,17 @@ class Lints:
         self._checked = 0
         """Time of the last check: a warning that was true then is not over before the next check."""
 
-    def check(self, mirror: Mirror, mono_ns: int) -> None:
-        """Check all warnings again; called a few times a second."""
+    def check(self, mirror: Mirror, mono_ns: int, *, arrived: bool = False) -> None:
+        """Check all warnings again; called a few times a second.
+
+        ``arrived``: another place of a tape was reached. Its warnings are those of then, and show at once.
+        """
         self._checked = mono_ns
+        if arrived:
+            self._seen = {}
         for warning in _all(mirror, mono_ns):
-            first = self._seen[warning.key][0] if warning.key in self._seen else mono_ns
+            since = mono_ns - SHOW_AFTER_NS if arrived else mono_ns
+            first = self._seen[warning.key][0] if warning.key in self._seen else since
             self._seen[warning.key] = (first, mono_ns, warning)
         self._seen = {
             key: kept for key, kept in self._seen.items() if mono_ns - kept[1] <= LEAVE_AFTER_NS

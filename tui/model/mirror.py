@@ -6,7 +6,7 @@ folded beside them from the same events. It is bounded, and the contents of a ga
 
 from bisect import bisect_left
 from collections import deque
-from typing import Final
+from typing import Any, Final
 
 from kvbm_console.analysis.lints import LintFold, Pending, Slow, Stuck, stream_lints
 from kvbm_console.core.errors import FoldError
@@ -28,6 +28,8 @@ from .clock import FeedProgress
 from .coverage import Coverage, SeenGap
 from .history import HISTORY, SKIMMED, History, adopt, urgent
 from .numbers import S
+from .sources import Seen
+from .spine import FIELDS, values_of
 from .trail import Trail
 
 GAPS_MAX: Final = 64
@@ -272,6 +274,27 @@ class Mirror(History):
         self.clock.event(state.at_ns, mono_ns)
         self.density.add(state.at_ns, 0)
         self.progress.applied(state.seq)
+
+    # --- another place of a tape -------------------------------------------------------------------------------------
+
+    def resume(self, state: CacheState, spine: bytes, mono_ns: int) -> None:
+        """Stand at these facts with the history of a spine; lives, copies and the log begin here."""
+        values, seen = values_of(spine)
+        self._begin(state, values, seen, mono_ns)
+
+    def let_go(self, mono_ns: int) -> None:
+        """Forget lives, copies and the log: they begin here. The spine goes on."""
+        self._begin(self.facts, {name: getattr(self, name) for name in FIELDS}, self.sources.seen, mono_ns)
+
+    def _begin(self, state: CacheState, values: dict[str, Any], seen: dict[int, Seen], mono_ns: int) -> None:
+        told = self.sources.told
+        self.clear()
+        for name, value in values.items():
+            setattr(self, name, value)
+        self.sources.seen, self.sources.told = seen, told
+        self.log_total = 0
+        self.state, self.next_seq, self.seen_ns = state, state.seq, state.at_ns
+        adopt(self, state, state.at_ns, mono_ns)
 
     # --- time --------------------------------------------------------------------------------------------------------
 

@@ -5,19 +5,16 @@ Law of this file: a distance counts time and known events only. Hits are places;
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Awaitable, Callable, Iterable
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import msgspec
 
 from kvbm_console.core import events as ev
 from kvbm_console.core.config import BreakpointSpec
+from kvbm_console.stream.tape import Tape
 
 from .history import History
 from .numbers import count, spoken
-
-if TYPE_CHECKING:
-    from kvbm_console.recording.reader import Recording
-
 
 MARKS_MAX: Final = 64
 """Bookmarks of a console; the oldest goes."""
@@ -120,7 +117,7 @@ class TapeHits:
         return self.seqs[index - 1] if index else None
 
 
-async def recorded_hits(tape: "Recording", breathe: Callable[[], Awaitable[None]]) -> list[int]:
+async def recorded_hits(tape: Tape, breathe: Callable[[], Awaitable[None]]) -> list[int]:
     """The events at which breakpoints took effect in the recorded run."""
     found: list[int] = []
     for events in tape.events():

@@ -40,8 +40,8 @@ class Stops:
         self._holds: list[int] = []
         self._ended: list[EndedHold] = []
 
-    def watch(self, mirror: Mirror, mono_ns: int) -> None:
-        """See which holds are new, and which have ended by themselves."""
+    def watch(self, mirror: Mirror, mono_ns: int, *, stands: bool = False) -> None:
+        """See which holds are new, and which have ended by themselves. A tape that ``stands`` announces nothing."""
         state, known = mirror.state, mirror.ended_holds
         if state is None:
             return
@@ -51,7 +51,7 @@ class Stops:
         asked = any(not hold.breakpoints for hold in fresh)
         ends = list(known.last)[-(known.count - self._ends):] if known.count > self._ends else []
         ends = [ended for ended in ends if ended.why not in ASKED]
-        if fresh or ends:
+        if (fresh or ends) and not stands:
             since_ns = None if self._since is None else mono_ns - self._since
             begins = asked or since_ns is None or since_ns > STOP_NS + REST_NS
             if not begins and since_ns is not None and since_ns > STOP_NS - READ_NS:

@@ -12,7 +12,8 @@ from ..model.numbers import wrap
 
 EVERYWHERE = (
     ("1..9", "views"), ("/", "filter"), ("enter esc", "into, back"), (":", "commands"), ("space", "pause view, play"),
-    ("!", "warnings"), ("H", "newest hold"), ("t", "timeline"), ("[ ] w", "cause, effect, why"),
+    ("← →", "back, on 10 s; shift 60 s"),
+    ("! H", "warnings, newest hold"), ("t", "timeline"), ("[ ] w", "cause, effect, why"),
     ("m '", "mark, to mark"), ("y e", "copy, export"), ("q", "quit"),
 )
 LIVE = (
@@ -25,7 +26,7 @@ RECORDING = (
 )
 
 PILLS = (
-    ("LIVE −2s", "so far behind"), ("SAMPLED", "facts by snapshot"), ("PAUSED", "this view only"),
+    ("LIVE −30s", "the past; → comes back"), ("SAMPLED", "facts by snapshot"), ("PAUSED", "this view only"),
     ("STALE", "the target is silent"),
 )
 """The meanings of the first word on the screen."""

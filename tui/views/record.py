@@ -5,22 +5,18 @@ Law of this file: synced events and events that are only written are told apart,
 
 from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from kvbm_console.core.state import Totals
+from kvbm_console.stream.tape import TapeGap
 
 from ..desk import Desk, View
 from ..draw import bars, table
 from ..draw.frame import Hint, bar_at
 from ..draw.spans import BLANK, Line, Row
 from ..draw.table import MOVES, Table, moved
-from ..model.coverage import SeenGap
 from ..model.numbers import S, count, cut, cut_middle, duration, plain, plural, size
 from ..model.places import distance
 from ..model.series import resample
-
-if TYPE_CHECKING:
-    from kvbm_console.recording.format import Gap as MissingEvents
 
 MARKS_SHOWN = 6
 SIZES_KEPT = 16
@@ -56,7 +52,7 @@ class Record(View):
     def _live(self, desk: Desk, width: int) -> list[Line]:
         beat = desk.mirror.heartbeat
         state = beat.recorder if beat is not None else None
-        lines = [*_here(desk, width), desk.title("RECORDER", f"of the daemon: {state or 'off'}")]
+        lines = [*_here(desk, width), *_past(desk), desk.title("RECORDER", f"of the daemon: {state or 'off'}")]
         if beat is None or state is None:
             text = " The daemon records nothing; serve --record DIR or rec start DIR begins."
             return [*lines, Row().put(text, "muted").line("", width - 1)]
@@ -137,7 +133,7 @@ class Record(View):
 
     def hints(self, desk: Desk) -> list[Hint]:
         if not desk.recording:
-            return [("m", "mark"), ("enter", "to the mark"), ("space", "pause view")]
+            return [("←", "look back"), ("m", "mark"), ("enter", "to the mark"), ("space", "pause view")]
         return [("space", "play"), (",.", "event back, on"), ("<>", "slower, faster"), ("c", "next hit"),
                 ("C", "previous hit"), ("m", "mark"), ("enter", "to the mark"), (":", "seek")]
 
@@ -176,10 +172,21 @@ def _here(desk: Desk, width: int) -> list[Line]:
     return [desk.title("THIS CONSOLE", "records what it sees"), *_facts(facts), *([BLANK] if desk.tall else [])]
 
 
+def _past(desk: Desk) -> list[Line]:
+    """How far this console can look back."""
+    reel = desk.actions.reel
+    if reel is None or not reel.begun:
+        return []
+    kept = f"{duration(desk.now_ns - reel.first_ns)}, {plural(reel.last_seq - reel.first_seq + 1, 'event')}"
+    row = Row().put(f" {desk.glyphs.keys('←')}", "key").to(16)
+    row.put(f"{kept}, {reel.bytes * 100 // reel.bytes_max} % of {size(reel.bytes_max)}", "text")
+    return [desk.title("LOOK BACK", "at what this console keeps"), row.line(), *([BLANK] if desk.tall else [])]
+
+
 def _gaps(desk: Desk, width: int) -> list[Line]:
     """The gaps of the whole tape on a recording; live, the gaps that this console saw."""
     playback = desk.actions.playback
-    gaps: Sequence[SeenGap | MissingEvents] = desk.mirror.gaps if playback is None else [
+    gaps: Sequence[TapeGap] = desk.mirror.gaps if playback is None else [
         gap for gap in playback.recording.gaps if gap.count]
     none = "none on this recording" if playback is not None else "none seen by this console"
     lines = [desk.title("GAPS", plural(len(gaps), "gap") if gaps else none)]

@@ -508,7 +508,7 @@ class Timeline(View):
     # --- keys --------------------------------------------------------------------------------------------------------
 
     def hints(self, desk: Desk) -> list[Hint]:
-        hints = [("←→", "cursor"), ("+-", "zoom"), ("n", "next event"), ("[ ]", "cause, effect"), ("m", "mark"),
+        hints = [("h l", "cursor"), ("+-", "zoom"), ("n", "next event"), ("[ ]", "cause, effect"), ("m", "mark"),
                  ("f", "follow"), ("0", "fit"), ("tab", "transfers")]
         here = [("u", "run to cursor")] if desk.recording else [("b", "break here")] if desk.may_control else []
         return [*hints, *here, ("o", "order")]
@@ -516,8 +516,8 @@ class Timeline(View):
     def press(self, desk: Desk, key: str) -> bool:
         """Move the cursor, zoom, walk events, mark, follow."""
         match key:
-            case "left" | "h" | "right" | "l":
-                self._slide(desk, -1 if key in ("left", "h") else 1)
+            case "h" | "l":
+                self._slide(desk, -1 if key == "h" else 1)
             case "+" | "=" | "-" | "_":
                 self._zoom(desk, key in "+=")
             case "0":

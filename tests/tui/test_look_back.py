@@ -1,0 +1,283 @@
+"""Looking back while live: the screen of a moment is the replay's screen of that moment, whoever kept the events.
+
+Law of this file: every view is compared as text. Two consoles on the same events keep facts and spines at different
+places, and a third never seeks at all.
+"""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from kvbm_console.cli.keep import SeenKeeper
+from kvbm_console.client import LiveFeed
+from kvbm_console.core.snapshots import digest
+from kvbm_console.recording.playback import Playback, RecordingFeed
+from kvbm_console.recording.reader import Recording
+from kvbm_console.stream.feed import BatchArrived, Connected, EventsArrived, FeedItem, GapSeen, SnapshotTaken
+from kvbm_console.wire.batches import UnreadBatch, pack_events
+from kvbm_console.wire.v1 import console_pb2 as pb
+from tests.server.daemons import daemon_at
+from tests.tui.script import Mono, S
+from tui.desk import HELP, RECORD, TIMELINE, Desk
+from tui.keys import press
+from tui.model import reel, seeks, spine
+from tui.source import TargetSession
+from tui.views import all_views
+
+RECORDINGS: Final = Path(__file__).resolve().parents[2] / "recordings"
+TAPES: Final = sorted(
+    path for folder in (".", "kv-events", "vllm") for path in (RECORDINGS / folder).glob("*.mcap"))
+SIZES: Final = ((80, 24), (120, 40), (200, 60))
+
+
+class Live:
+    """A recording as a live target sends it, in pieces of a random size, read and unread."""
+
+    def __init__(self, tape: Recording, rng: random.Random) -> None:
+        self.tape, self.rng = tape, rng
+        self.ended = asyncio.Event()
+
+    async def items(self) -> AsyncIterator[FeedItem]:
+        tape = self.tape
+        yield Connected(
+            tape.name, tape.incarnation, 1, False, tape.block_bytes, config=tape.config,
+            clock_anchor_ns=tape.clock_anchor_ns)
+        state = tape.state_at(tape.first_seq - 1)
+        yield SnapshotTaken(state)
+        seq = tape.first_seq
+        for events in tape.events(seq):
+            if events[0].seq != seq:
+                reason = next(gap.reason for gap in tape.gaps if gap.first <= seq <= gap.last)
+                known = tape.next_keyframe(seq + 1)
+                assert known is not None
+                yield GapSeen(seq, known - 1, reason)
+                yield SnapshotTaken(tape.state_at(known - 1))
+                events, seq = [event for event in events if event.seq >= known], known
+            while events:
+                some = events[: self.rng.randint(1, 90)]
+                events = events[len(some) :]
+                seq = some[-1].seq + 1
+                unread = self.rng.random() < 0.5
+                yield BatchArrived(UnreadBatch(pb.EventBatch.FromString(pack_events(some).data))) if unread else (
+                    EventsArrived(some))
+        self.ended.set()
+        await asyncio.Event().wait()
+
+
+class Console:
+    """A session and its desk, without a terminal."""
+
+    def __init__(self, session: TargetSession) -> None:
+        self.session = session
+        self.desk = Desk(session.mirror, session, session.mono, all_views(), wall=lambda: 0)
+        self.tasks: list[asyncio.Task[None]] = []
+        session.attach(self.spawn, self.desk.tell, lambda: None, lambda text: None, lambda name, table: None)
+        self.spawn(session.run(), "feed")
+
+    def spawn(self, work: Awaitable[None], name: str) -> None:
+        self.tasks.append(asyncio.ensure_future(work))
+
+    async def until(self, what: Callable[[], bool]) -> None:
+        while not what():
+            for task in self.tasks:
+                if task.done():
+                    task.result()
+            await asyncio.sleep(0)
+
+    async def seek(self, seq: int) -> None:
+        """Stand behind event ``seq`` of the tape that is shown."""
+        playback, mirror = self.desk.actions.playback, self.desk.mirror
+        assert playback is not None
+        places = mirror.places
+        playback.seek(seq)
+        wanted = playback.position_seq
+        await self.until(lambda: mirror.places != places and mirror.facts.seq == wanted + 1)
+
+    def screens(self) -> dict[tuple[int, tuple[int, int]], list[str]]:
+        """The body of every view at every size, less the rows that tell of the tape and not of the moment."""
+        found = {}
+        for view in range(HELP):
+            for size in SIZES:
+                self.desk.current = view
+                rows = [line.text.rstrip() for line in self.desk.draw(*size)][2 : -2]
+                if view == TIMELINE:
+                    rows = rows[2 if size[1] >= 36 else 1 :]  # the minimap of the whole tape
+                if view == RECORD:
+                    rows = rows[next(at for at, row in enumerate(rows) if "BOOKMARKS" in row) :]
+                found[view, size] = rows
+        return found
+
+
+@asynccontextmanager
+async def consoles(tape: Recording, rng: random.Random) -> AsyncIterator[tuple[Console, Console]]:
+    """(a console that follows the tape as a live target, a console on the tape as a recording that is indexed)."""
+    live = Console(TargetSession(Live(tape, rng), mono=Mono()))
+    playback = Playback(tape)
+    replay = Console(TargetSession(RecordingFeed(playback), None, playback, mono=Mono()))
+    try:
+        feed = live.session.feed
+        assert isinstance(feed, Live)
+        await live.until(feed.ended.is_set)
+        await replay.until(lambda: replay.session.index.complete)
+        yield live, replay
+    finally:
+        tasks = [*live.tasks, *replay.tasks]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def back(console: Console) -> None:
+    """Go back from live."""
+    press(console.desk, "left")
+    await console.until(lambda: console.desk.looks_back)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("path", TAPES, ids=lambda path: path.stem)
+async def test_the_screen_of_a_moment_is_the_replays(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = random.Random(path.stem)
+    monkeypatch.setattr(seeks, "STRETCH_EVENTS", 150)
+    monkeypatch.setattr(reel, "EVERY_EVENTS", 70)
+    monkeypatch.setattr(reel, "PIECE_BYTES", 1_000)
+    monkeypatch.setattr(spine, "EVERY_EVENTS", 110)
+    tape = Recording.open(path)
+    async with consoles(tape, rng) as (live, replay):
+        await back(live)
+        seqs = [rng.randint(tape.first_seq, tape.last_seq) for _ in range(3)]
+        for seq in [*seqs, tape.first_seq, tape.last_seq]:
+            await live.seek(seq)
+            await replay.seek(seq)
+            assert digest(live.desk.mirror.facts) == digest(replay.desk.mirror.facts)
+            shown, wanted = live.screens(), replay.screens()
+            for place, rows in wanted.items():
+                different = [pair for pair in zip(shown[place], rows, strict=True) if pair[0] != pair[1]]
+                assert not different, (place, seq, different)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("name", ["thrash", "preempt-and-resume", "stuck-slot", "gap"])
+async def test_a_seek_shows_what_playing_from_the_beginning_shows(name: str) -> None:
+    tape = Recording.open(RECORDINGS / f"{name}.mcap")
+    rng = random.Random(name)
+    async with consoles(tape, rng) as (live, played):
+        await back(live)
+        playback = played.session.playback
+        assert playback is not None
+        for seq in sorted(rng.sample(range(tape.first_seq, tape.last_seq), 3)):
+            playback.step(seq - playback.position_seq)
+            await played.until(lambda: played.desk.mirror.facts.seq == playback.position_seq + 1)
+            await live.seek(playback.position_seq)
+            for _ in range(2):  # rows move at most once a second, and a warning has two seconds to come and five to go
+                for console in (live, played):
+                    console.desk.draw(80, 24)
+                    mono = console.session.mono
+                    assert isinstance(mono, Mono)
+                    mono.at_ns += 3 * S
+            shown, wanted = live.screens(), played.screens()
+            assert {place: rows for place, rows in shown.items() if rows != wanted[place]} == {}
+
+
+@pytest.mark.asyncio
+async def test_right_returns_to_live_and_so_does_playing_to_the_end() -> None:
+    tape = Recording.open(RECORDINGS / "thrash.mcap")
+    async with consoles(tape, random.Random(1)) as (live, _):
+        desk, now = live.desk, live.session.mirror
+        press(desk, "right")
+        assert not desk.looks_back
+        await back(live)
+        past = desk.actions
+        assert past.playback is not None
+        assert desk.draw(80, 24)[0].text.startswith(" LIVE −")
+        press(desk, "X")
+        assert "the past cannot be stopped" in desk.draw(80, 24)[-1].text
+        press(desk, "right")
+        assert desk.mirror is now
+        assert past.playback.closed
+        await back(live)
+        assert desk.actions is not past
+        playback = desk.actions.playback
+        assert playback is not None
+        playback.seek(tape.last_seq)
+        playback.play()
+        desk.draw(80, 24)
+        assert desk.mirror is now
+        assert live.session.past is None
+
+
+@pytest.mark.asyncio
+async def test_the_memory_is_bounded_and_the_oldest_events_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reel, "EVERY_EVENTS", 1_000)
+    tape = Recording.open(RECORDINGS / "screens" / "run.mcap")
+    live = Console(TargetSession(Live(tape, random.Random(2)), mono=Mono()))
+    kept = live.session.reel
+    feed = live.session.feed
+    assert kept is not None
+    assert isinstance(feed, Live)
+    kept.bytes_max = 200_000
+    try:
+        first = None
+        while not feed.ended.is_set():
+            await asyncio.sleep(0)
+            assert kept.bytes <= kept.bytes_max
+            first = kept.first_seq if first is None and kept.begun else first
+        assert first is not None
+        assert kept.first_seq > first
+        live.desk.current = RECORD
+        shown = "\n".join(line.text for line in live.desk.draw(120, 40))
+        assert f"{kept.last_seq - kept.first_seq + 1:,} events" in shown
+        press(live.desk, "left")
+        await live.until(lambda: live.desk.looks_back)
+        for _ in range(3):
+            press(live.desk, "shift+left")
+        assert "keeps nothing older" in live.desk.draw(120, 40)[-1].text
+        mirror = live.desk.mirror
+        await live.until(lambda: mirror.facts.seq == kept.first_seq + 1 or mirror.facts.seq == kept.first_seq)
+        assert digest(mirror.facts) == digest(tape.state_at(mirror.facts.seq - 1))
+    finally:
+        for task in live.tasks:
+            task.cancel()
+        await asyncio.gather(*live.tasks, return_exceptions=True)
+
+
+@pytest.mark.asyncio
+async def test_looking_back_at_a_daemon_shows_what_its_console_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(seeks, "STRETCH_EVENTS", 400)
+    monkeypatch.setattr(reel, "EVERY_EVENTS", 300)
+    keeper = SeenKeeper(tmp_path / "seen.mcap")
+    async with daemon_at("multiturn") as daemon:
+        live = Console(TargetSession(LiveFeed(daemon.address), mono=Mono(), keeper=keeper))
+        kept = live.session.reel
+        assert kept is not None
+        await live.until(lambda: kept.last_seq - kept.first_seq > 3_000)
+        press(live.desk, "left")
+        await live.until(lambda: live.desk.looks_back)
+        rng = random.Random(3)
+        seqs = [rng.randint(kept.first_seq, kept.last_seq) for _ in range(4)]
+        shown = []
+        for seq in seqs:
+            await live.seek(seq)
+            assert live.desk.draw(80, 24)[0].text.startswith(" LIVE −")
+            shown.append(live.screens())
+        press(live.desk, "space")  # plays, while the daemon goes on
+        for task in live.tasks:
+            task.cancel()
+        await asyncio.gather(*live.tasks, return_exceptions=True)
+    keeper.close()
+    playback = Playback(Recording.open(tmp_path / "seen.mcap"))
+    replay = Console(TargetSession(RecordingFeed(playback), None, playback, mono=Mono()))
+    await replay.until(lambda: replay.session.index.complete)
+    for seq, screens in zip(seqs, shown, strict=True):
+        await replay.seek(seq)
+        for place, rows in replay.screens().items():
+            assert screens[place] == rows, (place, seq)
+    for task in replay.tasks:
+        task.cancel()
+    await asyncio.gather(*replay.tasks, return_exceptions=True)

@@ -1,0 +1,334 @@
+"""The reel: what this console keeps of a live target, so that it can look back without asking anyone.
+
+The events are kept as the bytes that came, and now and then the facts and the spine of the history with them. A reel
+is a tape (``stream.tape``): the transport of a recording moves along it, and every view draws it as a recording.
+
+    | facts, spine | events events events | facts, spine | events events ...   <- add, look
+      ^ first_seq: the oldest group goes when the bytes are too many
+
+Law of this file: the memory is bounded by ``bytes_max``. A group begins with facts and has no hole behind them; missing
+events are a gap between two groups.
+"""
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import zstandard
+
+from kvbm_console.core.config import LeaderConfig
+from kvbm_console.core.errors import FoldError, RecordingError
+from kvbm_console.core.events import Event
+from kvbm_console.core.snapshots import decode_facts, encode_facts
+from kvbm_console.core.state import CacheState
+from kvbm_console.stream.feed import BatchArrived, Connected, EventsArrived, FeedItem, GapSeen, SnapshotTaken
+from kvbm_console.wire.batches import pack_events, unpack_events
+
+from .mirror import Mirror
+from .spine import EVERY_EVENTS, spine_of
+
+REEL_BYTES_MAX: Final = 64 * 1024 * 1024
+"""Memory for looking back: a quarter of the console's. About 15 minutes at 2,000 events a second."""
+PIECE_BYTES: Final = 64 * 1024
+"""Bytes of events that are compressed together, some milliseconds of a flood."""
+COST_SHARE: Final = 200
+"""Facts and spine are kept only after this many times the time that keeping the last ones took."""
+NOT_DELIVERED: Final = "not delivered"
+"""Reason of a gap for which the target gave none."""
+
+_lists: Final = msgspec.msgpack.Decoder(list[bytes])
+
+
+class _Piece(msgspec.Struct):
+    """Events ``first_seq`` to ``end_seq - 1``, compressed."""
+
+    first_seq: int
+    end_seq: int
+    first_ns: int
+    last_ns: int
+    data: bytes
+
+
+class _Group(msgspec.Struct):
+    """The facts and the spine before event ``seq``, and the events behind them."""
+
+    seq: int
+    at_ns: int
+    facts: bytes
+    spine: bytes
+    key_bytes: int
+    pieces: list[_Piece] = []
+    bytes: int = 0
+
+
+class Reel:
+    """One target's past, as a tape that grows."""
+
+    def __init__(self, bytes_max: int = REEL_BYTES_MAX) -> None:
+        self.bytes_max = bytes_max
+        self.connected: Connected | None = None
+        self._clear()
+
+    def _clear(self) -> None:
+        self.bytes = 0
+        self.gaps: list[GapSeen] = []
+        self._groups: list[_Group] = []
+        self._open: list[bytes] = []
+        self._open_bytes = 0
+        self._open_head = (0, 0)
+        """Number and time of the first event that is not in a piece yet."""
+        self.next_seq = 0
+        self.last_ns = 0
+        self._due = True
+        """True if events are not kept until there are facts."""
+        self._rest_ns = 0
+        """Local time before which no facts are kept."""
+        self._since_bytes = 0
+        self._told = (-1, -1)
+        self._reason = NOT_DELIVERED
+
+    # --- taking ------------------------------------------------------------------------------------------------------
+
+    def add(self, item: FeedItem) -> None:
+        """Keep an item before it is folded."""
+        match item:
+            case Connected():
+                if self.connected is None or self.connected.incarnation != item.incarnation:
+                    self._clear()
+                self.connected = item
+            case SnapshotTaken(state):
+                self._snapshot(state)
+            case GapSeen():
+                self._reason = item.reason
+            case BatchArrived(batch):
+                self._append(batch.first_seq, batch.count, batch.base_ns, batch.last_ns, batch.data)
+            case EventsArrived(events) if events and not self._due:
+                chunk = pack_events(events)
+                self._append(chunk.first_seq, chunk.count, chunk.base_ns, chunk.last_ns, chunk.data)
+
+    def _snapshot(self, state: CacheState) -> None:
+        if not self._groups or state.seq == self.next_seq:
+            return
+        if state.seq < self.next_seq:
+            self._clear()
+            return
+        self.gaps.append(GapSeen(self.next_seq, state.seq - 1, self._reason))
+        self._reason, self._due = NOT_DELIVERED, True
+
+    def _append(self, first_seq: int, count: int, first_ns: int, last_ns: int, data: bytes) -> None:
+        if self._due or first_seq != self.next_seq:
+            return
+        if not self._open:
+            self._open_head = first_seq, first_ns
+        self._open.append(data)
+        self._open_bytes += len(data)
+        self.next_seq, self.last_ns = first_seq + count, last_ns
+        if self._open_bytes >= PIECE_BYTES:
+            self._seal()
+
+    def _seal(self) -> None:
+        if not self._open:
+            return
+        piece = self._piece()
+        self._open, self._open_bytes = [], 0
+        group = self._groups[-1]
+        group.pieces.append(piece)
+        group.bytes += len(piece.data)
+        self.bytes += len(piece.data)
+        self._since_bytes += len(piece.data)
+        self._forget()
+
+    def _forget(self) -> None:
+        """Keep to the bound: the oldest groups go."""
+        while self.bytes > self.bytes_max and len(self._groups) > 1:
+            self.bytes -= self._groups.pop(0).bytes
+            self.gaps = [gap for gap in self.gaps if gap.last >= self._groups[0].seq]
+        if self.bytes > self.bytes_max:
+            self._clear()  # a flood for which there were no facts: it begins anew with the next facts
+
+    def _piece(self) -> _Piece:
+        data = zstandard.compress(msgspec.msgpack.encode(self._open), 1)
+        return _Piece(self._open_head[0], self.next_seq, self._open_head[1], self.last_ns, data)
+
+    def look(self, mirror: Mirror, clock: Callable[[], int]) -> None:
+        """Keep facts and spine when they are due; the mirror has folded everything that was added."""
+        state = mirror.state
+        if mirror.broken is not None:
+            self._clear()  # an event that does not fit would not fit later either
+        if state is None or mirror.broken is not None or mirror.sampled:
+            return
+        if not self._due and not self._rested(state, clock):
+            return
+        if self._groups:
+            self._seal()
+        began = clock()
+        facts, spine = zstandard.compress(encode_facts(state), 1), spine_of(mirror)
+        self._rest_ns = clock() + COST_SHARE * (clock() - began)
+        size = len(facts) + len(spine)
+        self._groups.append(_Group(state.seq, state.at_ns, facts, spine, size, [], size))
+        self.bytes += size
+        self.next_seq, self.last_ns, self._due, self._since_bytes = state.seq, state.at_ns, False, 0
+        self._forget()
+
+    def _rested(self, state: CacheState, clock: Callable[[], int]) -> bool:
+        """True if enough events, bytes and time lie behind the last facts."""
+        return (
+            state.seq == self.next_seq and self.next_seq - self._groups[-1].seq >= EVERY_EVENTS
+            and 2 * self._since_bytes >= self._groups[-1].key_bytes
+            and (clock() >= self._rest_ns or 4 * self._since_bytes > self.bytes_max)
+        )
+
+    # --- the tape ----------------------------------------------------------------------------------------------------
+
+    @property
+    def begun(self) -> bool:
+        """True if there is something to look back at."""
+        return bool(self._groups) and self.next_seq > self._groups[0].seq
+
+    @property
+    def path(self) -> Path:
+        """A name for errors."""
+        return Path("the past that this console keeps")
+
+    @property
+    def name(self) -> str:
+        """The name of the target."""
+        return self.connected.target if self.connected is not None else ""
+
+    @property
+    def incarnation(self) -> str:
+        """The run of the target."""
+        return self.connected.incarnation if self.connected is not None else ""
+
+    @property
+    def runs(self) -> Sequence[str]:
+        """The run alone."""
+        return [self.incarnation]
+
+    @property
+    def config(self) -> LeaderConfig | None:
+        """The leader's configuration."""
+        return self.connected.config if self.connected is not None else None
+
+    @property
+    def clock_anchor_ns(self) -> int | None:
+        """The wall clock at the engine's time 0."""
+        return self.connected.clock_anchor_ns if self.connected is not None else None
+
+    @property
+    def block_bytes(self) -> int | None:
+        """Bytes of one block."""
+        return self.connected.block_bytes if self.connected is not None else None
+
+    @property
+    def first_seq(self) -> int:
+        """The first event behind the oldest facts."""
+        return self._groups[0].seq if self._groups else self.next_seq
+
+    @property
+    def last_seq(self) -> int:
+        """The newest event."""
+        return self.next_seq - 1
+
+    @property
+    def first_ns(self) -> int:
+        """The time of the oldest facts."""
+        return self._groups[0].at_ns if self._groups else 0
+
+    def refresh(self) -> bool:
+        """True if events came or went since the last call."""
+        told, self._told = self._told, (self.first_seq, self.last_seq)
+        return told != self._told
+
+    def _pieces(self, first_seq: int = 0) -> Iterator[_Piece]:
+        """All pieces from the piece with ``first_seq`` on, and the rest that is not compressed yet."""
+        start = max(0, self._group_before(first_seq))
+        pieces = [piece for group in self._groups[start:] for piece in group.pieces]
+        if self._open:
+            pieces.append(self._piece())
+        yield from (piece for piece in pieces if piece.end_seq > first_seq)
+
+    def _group_before(self, seq: int) -> int:
+        return bisect_right(self._groups, seq, key=lambda group: group.seq) - 1
+
+    def seq_at(self, at_ns: int) -> int:
+        """The last event not later than ``at_ns``."""
+        found = self.first_seq - 1
+        for piece in self._pieces(self._seq_near(at_ns)):
+            if piece.last_ns <= at_ns:
+                found = piece.end_seq - 1
+                continue
+            if piece.first_ns <= at_ns:
+                early = [event.seq for events in _events(piece) for event in events if event.at_ns <= at_ns]
+                found = early[-1] if early else found
+            break
+        return found
+
+    def _seq_near(self, at_ns: int) -> int:
+        """The number of the first event of the group of this time."""
+        index = bisect_right(self._groups, at_ns, key=lambda group: group.at_ns) - 1
+        return self._groups[index].seq if index >= 0 else 0
+
+    def density(self, cells: int) -> list[int]:
+        """Events in each of ``cells`` equal parts of the time, a piece at its beginning."""
+        counts = [0] * cells
+        span = max(1, self.last_ns - self.first_ns + 1)
+        for piece in self._pieces() if cells else ():
+            at = (piece.first_ns - self.first_ns) * cells // span
+            counts[min(cells - 1, max(0, at))] += piece.end_seq - piece.first_seq
+        return counts
+
+    def events(self, first_seq: int | None = None) -> Iterator[list[Event]]:
+        """Events from ``first_seq`` on, by default all."""
+        first_seq = self.first_seq if first_seq is None else first_seq
+        for piece in self._pieces(first_seq):
+            for events in _events(piece):
+                if events[-1].seq >= first_seq:
+                    yield events[max(0, first_seq - events[0].seq) :]
+
+    def spine_before(self, seq: int) -> tuple[int, bytes] | None:
+        """The spine kept with the facts in front of event ``seq``."""
+        index = self._group_before(seq)
+        return (self._groups[index].seq, self._groups[index].spine) if index >= 0 else None
+
+    def keyframe_before(self, seq: int) -> int | None:
+        """The event that the last facts not behind event ``seq`` precede."""
+        index = self._group_before(seq)
+        return self._groups[index].seq if index >= 0 else None
+
+    def next_keyframe(self, seq: int) -> int | None:
+        """The first event at or behind ``seq`` that kept facts precede."""
+        return next((group.seq for group in self._groups if group.seq >= seq), None)
+
+    def state_at(self, seq: int, visit: Callable[[CacheState], None] | None = None) -> CacheState:
+        """The facts after event ``seq``."""
+        index = self._group_before(seq + 1)
+        if index < 0 or seq > self.last_seq:
+            raise RecordingError(f"this console keeps events {self.first_seq} to {self.last_seq}, not {seq}")
+        return self.advance(decode_facts(zstandard.decompress(self._groups[index].facts)), seq, visit)
+
+    def advance(self, state: CacheState, seq: int, visit: Callable[[CacheState], None] | None = None) -> CacheState:
+        """Fold ``state`` forward to event ``seq``."""
+        for events in self.events(state.seq) if state.seq <= seq else ():
+            if events[0].seq != state.seq:
+                break
+            try:
+                for event in events if events[-1].seq <= seq else events[: seq + 1 - events[0].seq]:
+                    state.apply(event)
+            except FoldError as error:
+                raise RecordingError(f"event {state.seq} does not fit: {error}") from None
+            if visit is not None:
+                visit(state)
+            if state.seq > seq:
+                break
+        if state.seq != seq + 1:
+            raise RecordingError(f"the facts at event {seq} are unknown: it lies in a gap, or behind one")
+        return state
+
+
+def _events(piece: _Piece) -> Iterator[list[Event]]:
+    """The events of a piece, as they came."""
+    for data in _lists.decode(zstandard.decompress(piece.data)):
+        yield unpack_events(data)

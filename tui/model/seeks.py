@@ -1,0 +1,128 @@
+"""Seeks: a mirror that is brought to a place of a tape, and the index that makes the past of a place known.
+
+    stand    a place with its past: the spine at a place in front, folded to where the stretch begins, then the stretch
+    index    one walk over the whole tape, in slices: spines, hits, and findings of lints
+
+Without a spine in front, before the index has come so far, the past of a place begins with its stretch.
+
+Law of this file: facts behind a gap come from facts that the tape has. No event of a gap is invented.
+"""
+
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from kvbm_console.analysis.lints import Finding
+from kvbm_console.core import events as ev
+from kvbm_console.core.errors import RecordingError
+from kvbm_console.core.events import Event
+from kvbm_console.core.state import CacheState
+from kvbm_console.stream.feed import Connected, EventsArrived, GapSeen, SnapshotTaken
+from kvbm_console.stream.tape import Tape
+
+from .mirror import Mirror
+from .spine import STRETCH_EVENTS, KeptSpines, Spines
+
+SLICE_EVENTS: Final = 400
+"""Events folded before keys get a turn: about 4 ms."""
+Breathe = Callable[[], Awaitable[None]]
+Clock = Callable[[], int]
+
+
+async def stand(
+    mirror: Mirror, tape: Tape, state: CacheState, spines: Spines, mono: Clock, breathe: Breathe
+) -> bool:
+    """Reach the place with these facts by folding the events before it, so that views show its past.
+
+    Returns False when the past was folded from the stretch alone, because no spine in front of it is known yet.
+    """
+    target = state.seq
+    begin = max(tape.first_seq, target - STRETCH_EVENTS)
+    kept = spines.spine_before(begin)
+    try:
+        before = tape.state_at((begin if kept is None else kept[0]) - 1)
+    except RecordingError:
+        before, kept = state, None
+    mirror.take(SnapshotTaken(before), mono())
+    if kept is not None:
+        mirror.resume(before, kept[1], mono())
+        await fold_to(mirror, tape, begin, mono, breathe)
+        mirror.let_go(mono())
+    await fold_to(mirror, tape, target, mono, breathe, state)
+    if mirror.next_seq != target:
+        mirror.take(SnapshotTaken(state), mono())
+    return kept is not None or begin == tape.first_seq
+
+
+async def fold_to(
+    mirror: Mirror, tape: Tape, target: int, mono: Clock, breathe: Breathe, state: CacheState | None = None,
+    look: Callable[[list[Event]], None] = lambda events: None,
+) -> None:
+    """Fold the tape up to event ``target``, or over the gap in which it lies; ``state`` are its facts, if known.
+
+    ``look`` sees every slice behind its fold.
+    """
+    for events in tape.events(mirror.next_seq) if mirror.next_seq < target else ():
+        wanted = [event for event in events if mirror.next_seq <= event.seq < target]
+        if not wanted:
+            if events[-1].seq >= target:
+                break
+            continue
+        if wanted[0].seq != mirror.next_seq:
+            _over_gap(mirror, tape, wanted[0].seq, mono)
+            wanted = [event for event in wanted if event.seq >= mirror.next_seq]
+        for first in range(0, len(wanted), SLICE_EVENTS):
+            piece = wanted[first : first + SLICE_EVENTS]
+            mirror.take(EventsArrived(piece), mono())
+            look(piece)
+            await breathe()
+    if mirror.next_seq < target:
+        _over_gap(mirror, tape, target, mono, state)
+
+
+def _over_gap(mirror: Mirror, tape: Tape, seq: int, mono: Clock, state: CacheState | None = None) -> None:
+    """Pass a gap of the tape, to the facts before event ``seq``; the stretch stays blank."""
+    first = mirror.next_seq
+    reason = next((gap.reason for gap in tape.gaps if gap.first <= first <= gap.last), "not recorded")
+    try:
+        found = state if state is not None else tape.state_at(seq - 1)
+    except RecordingError:
+        return
+    mirror.take(GapSeen(first, seq - 1, reason), mono())
+    mirror.take(SnapshotTaken(found), mono())
+
+
+class TapeIndex:
+    """What one walk over a tape tells. On a reel the spines are there already, and nothing is walked."""
+
+    def __init__(self, spines: Spines | None = None) -> None:
+        self._kept = KeptSpines()
+        self.spines: Spines = self._kept if spines is None else spines
+        self.hits: list[int] = []
+        """The events at which breakpoints took effect in the recorded run."""
+        self.findings: list[Finding] = []
+        """The problems of the whole run, worst first."""
+        self.read_seq = -1
+        """The event up to which the tape was read."""
+        self.complete = False
+
+    async def read(self, tape: Tape, connected: Connected, mono: Clock, breathe: Breathe) -> None:
+        """Walk over the tape. A tape that cannot be read to its end is indexed up to there."""
+        mirror = Mirror()
+        mirror.take(connected, mono())
+        target = tape.last_seq + 1
+
+        def look(events: list[Event]) -> None:
+            self.hits += [event.seq for event in events if type(event) is ev.BreakpointHit]
+            self.read_seq = mirror.next_seq - 1
+            self._kept.look(mirror)
+
+        try:
+            mirror.take(SnapshotTaken(tape.state_at(tape.first_seq - 1)), mono())
+            look([])
+            await fold_to(mirror, tape, target, mono, breathe, look=look)
+        except RecordingError:
+            pass
+        if mirror.state is not None:
+            found = mirror.watch.findings(mirror.state, mirror.state.at_ns)
+            self.findings = sorted(found, key=lambda one: (one.level, -one.weight, one.seq))
+        self.complete = True

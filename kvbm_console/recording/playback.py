@@ -20,7 +20,7 @@ from kvbm_console.core.state import CacheState
 from kvbm_console.recording.decode import fold
 from kvbm_console.recording.positions import parse_position, seq_of
 from kvbm_console.stream.feed import Connected, EventsArrived, FeedItem, GapSeen, SnapshotTaken
-from kvbm_console.stream.tape import Tape
+from kvbm_console.stream.tape import RunTape
 
 TICK_S: Final = 1 / 30
 """The console draws at most this often, so more often would only cost."""
@@ -42,7 +42,7 @@ class Playback:
     gap, from which the facts are known again.
     """
 
-    def __init__(self, recording: Tape, *, follow: bool = False) -> None:
+    def __init__(self, recording: RunTape, *, follow: bool = False) -> None:
         self.recording = recording
         self.follow = follow
         """True if the recording is still being written and is read again."""

@@ -21,7 +21,7 @@ from kvbm_console.core.errors import UsageError
 from kvbm_console.core.events import Noted
 from kvbm_console.core.ids import Note
 from kvbm_console.recording.reader import Recording
-from kvbm_console.stream.tape import Tape
+from kvbm_console.stream.tape import RunTape
 
 _TIME: Final = re.compile(r"(-?)(\d+(?:\.\d+)?)(ns|us|µs|ms|s|m|h)")
 _TIME_OF_DAY: Final = re.compile(r"\d{1,2}:\d{2}.*")
@@ -69,7 +69,7 @@ def parse_position(text: str, *, utc: bool = False) -> Position:
         ) from None
 
 
-def seq_of(tape: Tape, place: Position, *, following: bool = False) -> int:
+def seq_of(tape: RunTape, place: Position, *, following: bool = False) -> int:
     """The event at a place: for a time the last event not later or, with ``following``, the first event not earlier.
 
     Raises ``UsageError`` for a time of day on a tape without one.
@@ -106,7 +106,7 @@ def _since_1970(at: datetime) -> int:
     return int(at.replace(microsecond=0).timestamp()) * SECOND_NS
 
 
-def _on_its_day(tape: Tape, place: Position, anchor_ns: int) -> int:
+def _on_its_day(tape: RunTape, place: Position, anchor_ns: int) -> int:
     """The engine's time at the first such time of day since the beginning, if the tape lasts until then."""
     begin = datetime.fromtimestamp((anchor_ns + tape.first_ns) // SECOND_NS, place.zone)
     midnight = begin.replace(hour=0, minute=0, second=0, microsecond=0)

@@ -36,7 +36,7 @@ class TapeGap(Protocol):
         ...
 
 
-class Tape(Protocol):
+class RunTape(Protocol):
     """One run. Times are the engine's, numbers those of events. Every error is a ``RecordingError``."""
 
     @property

@@ -11,7 +11,7 @@ import msgspec
 
 from kvbm_console.core import events as ev
 from kvbm_console.core.config import BreakpointSpec
-from kvbm_console.stream.tape import Tape
+from kvbm_console.stream.tape import RunTape
 
 from .history import History
 from .numbers import count, spoken
@@ -117,7 +117,7 @@ class TapeHits:
         return self.seqs[index - 1] if index else None
 
 
-async def recorded_hits(tape: Tape, breathe: Callable[[], Awaitable[None]]) -> list[int]:
+async def recorded_hits(tape: RunTape, breathe: Callable[[], Awaitable[None]]) -> list[int]:
     """The events at which breakpoints took effect in the recorded run."""
     found: list[int] = []
     for events in tape.events():

@@ -17,7 +17,7 @@ from kvbm_console.core.errors import RecordingError
 from kvbm_console.core.events import Event
 from kvbm_console.core.state import CacheState
 from kvbm_console.stream.feed import Connected, EventsArrived, GapSeen, SnapshotTaken
-from kvbm_console.stream.tape import Tape
+from kvbm_console.stream.tape import RunTape
 
 from .mirror import Mirror
 from .spine import STRETCH_EVENTS, KeptSpines, Spines
@@ -29,7 +29,7 @@ Clock = Callable[[], int]
 
 
 async def stand(
-    mirror: Mirror, tape: Tape, state: CacheState, spines: Spines, mono: Clock, breathe: Breathe
+    mirror: Mirror, tape: RunTape, state: CacheState, spines: Spines, mono: Clock, breathe: Breathe
 ) -> bool:
     """Reach the place with these facts by folding the events before it, so that views show its past.
 
@@ -54,7 +54,7 @@ async def stand(
 
 
 async def fold_to(
-    mirror: Mirror, tape: Tape, target: int, mono: Clock, breathe: Breathe, state: CacheState | None = None,
+    mirror: Mirror, tape: RunTape, target: int, mono: Clock, breathe: Breathe, state: CacheState | None = None,
     look: Callable[[list[Event]], None] = lambda events: None,
 ) -> None:
     """Fold the tape up to event ``target``, or over the gap in which it lies; ``state`` are its facts, if known.
@@ -79,7 +79,7 @@ async def fold_to(
         _over_gap(mirror, tape, target, mono, state)
 
 
-def _over_gap(mirror: Mirror, tape: Tape, seq: int, mono: Clock, state: CacheState | None = None) -> None:
+def _over_gap(mirror: Mirror, tape: RunTape, seq: int, mono: Clock, state: CacheState | None = None) -> None:
     """Pass a gap of the tape, to the facts before event ``seq``; the stretch stays blank."""
     first = mirror.next_seq
     reason = next((gap.reason for gap in tape.gaps if gap.first <= first <= gap.last), "not recorded")
@@ -105,7 +105,7 @@ class TapeIndex:
         """The event up to which the tape was read."""
         self.complete = False
 
-    async def read(self, tape: Tape, connected: Connected, mono: Clock, breathe: Breathe) -> None:
+    async def read(self, tape: RunTape, connected: Connected, mono: Clock, breathe: Breathe) -> None:
         """Walk over the tape. A tape that cannot be read to its end is indexed up to there."""
         mirror = Mirror()
         mirror.take(connected, mono())

@@ -25,10 +25,8 @@ from kvbm_console.core.errors import UsageError
 POLICIES: Final = ("simple_lru", "lfu", "frequency_based", "adaptive_lru", "lrfu", "lrfu_auto")
 """Policies that need no knowledge of the future; ``belady`` exists only where the future is known."""
 DEFAULT_POLICY: Final = "lrfu_auto"
-"""The policy of ``simulate``, ``serve`` and ``demo``. In ``--cache-only`` replays of a shared trace and 50 generated
-loads (``tests/core/eviction/test_auto_default.py``) its hit rate is at most a point below the best simple policy. On
-other traces up to 2.5 points below were measured, and relabelled blocks move it by a point. Without a history it is
-``simple_lru``."""
+"""The policy of ``simulate``, ``serve`` and ``demo``. ``python -m tests.benchmarks.policies`` compares it with the
+others; ``docs/decisions.md`` has the result. Without a history it is ``simple_lru``."""
 SECONDS_MAX: Final = 1e9
 """Thirty years: far above any run, and far below where a float loses whole seconds."""
 DISK_ADMISSION_MAX: Final = 255

@@ -1,4 +1,6 @@
-"""Why ``lrfu_auto`` is the default: on these loads it is near the best simple policy, and closes much of the gap.
+"""``lrfu_auto`` on the loads that it was made for: near the best simple policy, and closes much of the gap.
+
+``python -m tests.benchmarks.policies`` compares it on others, with policies of another program.
 
 Law of this file: hit rates in percent of all references, over the capacities of
 ``tests.core.eviction.generated`` and, where it is at hand, of the shared trace.

@@ -12,7 +12,8 @@ import logging
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import anyio
@@ -109,6 +110,9 @@ class LeaderService:
     raised where it happens; without, the stimulus is undone, published as ``InvariantViolated``, and the service goes
     on. ``more_hosts`` follow the same stimuli. Set ``recorder`` before the first stimulus.
     """
+
+    labels: Mapping[str, str] = MappingProxyType({})
+    """Labels of its recordings, beside the target."""
 
     def __init__(
         self, config: LeaderConfig, clock: Callable[[], int], *, check: bool = False, ring: Ring | None = None,

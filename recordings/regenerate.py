@@ -33,6 +33,7 @@ from kvbm_console.recording.reader import Recording
 from kvbm_console.recording.verify import verify
 from kvbm_console.recording.writer import Recorder
 from kvbm_console.simulator.embedded import build
+from kvbm_console.simulator.machine import SimulatedMachine
 from kvbm_console.wire.batches import pack_events, pack_stimuli
 from recordings.case_scenarios import CASES, REAL_ENGINES, Case
 from recordings.scenarios import SCENARIOS, Scenario, Script, visited
@@ -137,7 +138,10 @@ def record(scenario: Scenario, directory: Path) -> Path:
     tape.recorder = Recorder(
         directory, config=scenario.config, incarnation=scenario.name, keyframe=keyframe,
         clock_anchor_ns=CLOCK_ANCHOR_NS, keyframe_events=KEYFRAME_EVENTS,
-        labels={"shows": scenario.shows, **({"expect": scenario.expect} if scenario.expect else {})},
+        labels={
+            "shows": scenario.shows, **({"expect": scenario.expect} if scenario.expect else {}),
+            **SimulatedMachine(leader=scenario.config, engine=scenario.engine, links=scenario.links).labels(),
+        },
     )
     scenario.drive(rig)
     tape.flush()

@@ -39,6 +39,7 @@ from kvbm_console.simulator.calendar import Calendar
 from kvbm_console.simulator.driver import drive
 from kvbm_console.simulator.embedded import SOURCE, Rig, embed
 from kvbm_console.simulator.link import TOKEN_BYTES, LinkMover
+from kvbm_console.simulator.machine import SimulatedMachine
 from kvbm_console.wire.protocol import SERVER_OPTIONS, SERVICE
 
 from .access import AccessRules, read_token, server_credentials, tls_context
@@ -193,6 +194,9 @@ class Daemon:
             return service
         calendar = Calendar()
         service = LeaderService(options.config, calendar.clock, **kept)
+        service.labels = SimulatedMachine(
+            leader=options.config, engine=options.engine, links=tuple(options.links)
+        ).labels()
         self._record(service)
         service.start()
         service.new_source(SOURCE)
@@ -225,7 +229,7 @@ class Daemon:
             service.recorder = Recorder(
                 place.directory, config=service.config, incarnation=service.incarnation,
                 keyframe=service.keyframe, facts=service.facts, program=self.options.program,
-                labels={"target": self._target(), **block_label(self.options.block_bytes)},
+                labels={"target": self._target(), **block_label(self.options.block_bytes), **service.labels},
                 **self.options.recording.settings() | place.settings,
             )
 

@@ -105,7 +105,7 @@ class RecordingMethod:
             Recorder, place.directory, config=service.config, incarnation=service.incarnation,
             keyframe=lambda: taken.pop() if taken else service.keyframe(), facts=service.facts,
             clock_anchor_ns=service.started_wall_ns - service.started_at_ns, program=self._program,
-            labels={"target": self._target}, prepared=ready, **options.settings() | place.settings,
+            labels={"target": self._target, **service.labels}, prepared=ready, **options.settings() | place.settings,
         )
         try:
             recorder = await anyio.to_thread.run_sync(make)

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, get_args
 
 import click
+import msgspec
 
 from kvbm_console.cli.output import duration, warn
 from kvbm_console.cli.params import Duration, options
@@ -42,7 +43,7 @@ STEP_NS_MAX: Final = 2 * SECOND_NS
 trace_options = options(
     click.option("--trace", metavar="SPEC",
                  help="FILE, whose first line shows its format, or mooncake:FILE, azure:FILE, burstgpt:FILE, "
-                      "multiturn[:key=value,...]."),
+                      "recording:DIR|FILE.mcap, multiturn[:key=value,...]."),
     click.option("--limit", type=int, metavar="N", help="At most this many requests."),
     click.option("--seed", type=int, metavar="N", help="Seed of a generated trace."),
 )
@@ -91,6 +92,9 @@ engine_options = options(
                       "of the workload]"),
     click.option("--max-num-seqs", type=int, metavar="N",
                  help=f"Most requests that run at once.  [default: {_ENGINE.max_running}]"),
+    click.option("--max-waiting", type=int, metavar="N",
+                 help="Most requests that wait; a later arrival is refused and counted.  "
+                      f"[default: {_ENGINE.max_waiting}]"),
 )
 """The step model and the limits of an iteration of the simulated engine."""
 cache_options = options(
@@ -185,6 +189,7 @@ POLICY_FLAGS: Final[tuple[str, ...]] = (
 """Flags that together make a ``PolicyConfig``."""
 ENGINE_FLAGS: Final[tuple[str, ...]] = (
     "step_base", "step_prefill_token", "step_decode_request", "max_num_batched_tokens", "max_num_seqs",
+    "max_waiting",
 )
 """The parameters that ``engine_options`` adds to a command."""
 CACHE_FLAGS: Final[tuple[str, ...]] = (
@@ -193,6 +198,10 @@ CACHE_FLAGS: Final[tuple[str, ...]] = (
     *POLICY_FLAGS, "prefetch", "prefetch_stop", "prefetch_timeout_s", "thrash_window", *ENGINE_FLAGS,
 )
 """The parameters that ``cache_options`` adds to a command."""
+
+
+LINK_FLAGS: Final = frozenset({"kv_transfer_bandwidth", "kv_transfer_base_latency"})
+"""The parameters that set the links."""
 
 
 def policy_config(policy: str | None, preset: str | None, **parameters: Any) -> PolicyConfig:
@@ -226,10 +235,16 @@ def device_blocks(options: SimulateOptions, *, cache_only: bool) -> int:
 
 
 def taken(trace: str | None, options: SimulateOptions, *, sized: bool, cache_only: bool) -> list[str]:
-    """The line for stdout that names the values taken by default; no line when flags set all of them.
+    """The line for stdout that names the values taken by default or from a recording; no line when flags set all of
+    them.
 
     ``trace`` is the given trace, and ``sized`` says that the capacity was given.
     """
+    if options.machine is not None:
+        return [
+            f"taken        the machine of the recording, --total-kv-blocks {options.total_kv_blocks}, --block-size "
+            f"{options.block_size}, --kv-cpu-blocks {options.kv_cpu_blocks}, --kv-disk-blocks {options.kv_disk_blocks}"
+        ]
     parts = [] if trace == options.trace else [f"the format {options.trace.partition(':')[0]}, found in the file"]
     if not sized:
         parts.append(f"--total-kv-blocks {options.total_kv_blocks}")
@@ -238,12 +253,32 @@ def taken(trace: str | None, options: SimulateOptions, *, sized: bool, cache_onl
     return [f"taken        {', '.join(parts)}"] if parts else []
 
 
+def recorded_fields(trace: str, said: Mapping[str, Any]) -> dict[str, Any]:
+    """The machine of the recording that ``trace`` names, as fields of ``SimulateOptions``; empty for another trace.
+
+    Its links count unless ``said`` has a flag of links.
+    """
+    kind, _, rest = trace.partition(":")
+    if kind != "recording":
+        return {}
+    from kvbm_console.planning.recorded import read_run
+
+    run = read_run(rest)
+    fields = run.option_fields()
+    if LINK_FLAGS & said.keys():
+        fields["machine"] = msgspec.structs.replace(fields["machine"], links=())
+    return fields
+
+
 def expected_requests(workload: "Workload", limit: int | None) -> int | None:
     """The number of requests of a run, for the progress bar; None when only the run itself can tell."""
+    from kvbm_console.planning.recorded import RecordedWorkload
     from kvbm_console.simulator.multiturn import Multiturn
 
     if isinstance(workload, Multiturn):
         return workload.settings.requests or None
+    if isinstance(workload, RecordedWorkload):
+        return len(workload)
     path = getattr(workload, "path", None)
     if path is None:
         return limit

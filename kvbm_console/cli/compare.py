@@ -23,6 +23,7 @@ from kvbm_console.cli.cache_options import (
     policy_config,
     policy_options,
     progress_bar,
+    recorded_fields,
     require_trace,
     taken,
     trace_options,
@@ -74,11 +75,12 @@ class Numbers(click.ParamType):  # type: ignore[type-arg]
               help=f"Also these presets; without a list all of {', '.join(PRESETS)}.")
 @click.option("--total-kv-blocks", type=Numbers(1), metavar="LIST",
               help="Capacities of the device; with --cache-only of the pool.  [default: that of the workload]")
-@click.option("--kv-cpu-blocks", type=Numbers(0), default="0", show_default=True, metavar="LIST",
-              help="Capacities of the host tier.")
-@click.option("--kv-disk-blocks", type=int, default=0, show_default=True, metavar="N",
-              help="Capacity of the disk tier.")
-@click.option("--block-size", type=int, default=16, show_default=True, metavar="N", help="Tokens in one block.")
+@click.option("--kv-cpu-blocks", type=Numbers(0), metavar="LIST",
+              help="Capacities of the host tier.  [default: 0, or that of the recording]")
+@click.option("--kv-disk-blocks", type=int, metavar="N",
+              help="Capacity of the disk tier.  [default: 0, or that of the recording]")
+@click.option("--block-size", type=int, metavar="N",
+              help="Tokens in one block.  [default: 16, or that of the recording]")
 @click.option("--kv-offload-threshold", type=float, metavar="T",
               help=f"Keep 1 - T of a pool safe; 0 copies every new block.  [default: {OFFLOAD_THRESHOLD}]")
 @offload_preset_option
@@ -93,7 +95,8 @@ class Numbers(click.ParamType):  # type: ignore[type-arg]
 @format_option("text", "csv", "json")
 def compare(
     trace: str | None, limit: int | None, seed: int | None, policies: str, presets: str,
-    total_kv_blocks: tuple[int, ...] | None, kv_cpu_blocks: tuple[int, ...], kv_disk_blocks: int, block_size: int,
+    total_kv_blocks: tuple[int, ...] | None, kv_cpu_blocks: tuple[int, ...] | None, kv_disk_blocks: int | None,
+    block_size: int | None,
     kv_offload_threshold: float | None, offload_preset: str | None, cache_only: bool, workers: int | None,
     plot: Path | None, per_request: tuple[str, str] | None, form: str, **parameters: Any,
 ) -> int:
@@ -106,15 +109,22 @@ def compare(
     """
     from kvbm_console.planning.compare import grid, run_grid
 
+    named = require_trace(trace)
+    recorded = recorded_fields(named, {})
     engine = {name: parameters.pop(name) for name in ENGINE_FLAGS}
-    options = SimulateOptions(
-        **engine, trace=require_trace(trace), total_kv_blocks=(total_kv_blocks or (1,))[0], limit=limit, seed=seed,
-        block_size=block_size, kv_disk_blocks=kv_disk_blocks, policy=policy_config(None, None, **parameters),
+    said = engine | {"block_size": block_size, "kv_disk_blocks": kv_disk_blocks}
+    fields = {"total_kv_blocks": 1, **recorded} | {name: value for name, value in said.items() if value is not None}
+    options = SimulateOptions(**fields | {
+        "trace": named, "limit": limit, "seed": seed, "policy": policy_config(None, None, **parameters),
         **offload_settings(kv_offload_threshold, offload_preset),
-    )
-    totals = total_kv_blocks or (device_blocks(options, cache_only=cache_only),)
-    options = msgspec.structs.replace(options, total_kv_blocks=totals[0], kv_cpu_blocks=kv_cpu_blocks[0])
-    settings = grid(options, _words(policies), _words(presets), totals, kv_cpu_blocks, cache_only=cache_only)
+    })
+    if total_kv_blocks is None and not recorded:
+        totals: tuple[int, ...] = (device_blocks(options, cache_only=cache_only),)
+    else:
+        totals = total_kv_blocks or (options.total_kv_blocks,)
+    hosts = (0 if cache_only else options.kv_cpu_blocks,) if kv_cpu_blocks is None else kv_cpu_blocks
+    options = msgspec.structs.replace(options, total_kv_blocks=totals[0], kv_cpu_blocks=hosts[0])
+    settings = grid(options, _words(policies), _words(presets), totals, hosts, cache_only=cache_only)
     wanted = _wanted(per_request, settings)
     if plot is not None:
 

@@ -19,6 +19,7 @@ from kvbm_console.cli.output import duration, json_text, number, print_json, pri
 from kvbm_console.cli.params import compiled, filter_option, format_option
 from kvbm_console.cli.rec_diff import diff_command
 from kvbm_console.cli.streams import capture, import_group
+from kvbm_console.simulator.machine import LABEL, SimulatedMachine
 
 if TYPE_CHECKING:
     from kvbm_console.recording.info import EngineInfo, RecordingInfo
@@ -221,7 +222,10 @@ def _info_lines(info: "RecordingInfo") -> list[str]:
         ("versions", f"format {info.versions.format}, {info.versions.wire}, program {info.versions.program or '–'}"),
         ("state", "closed" if info.finished else "still being written, or its daemon was killed"),
     ]
-    rows += [(key, value) for key, value in info.labels.items()]
+    rows += [(key, value) for key, value in info.labels.items() if key != LABEL]
+    machine = SimulatedMachine.of_labels(info.config, info.labels)
+    if machine is not None:
+        rows.append(("machine", machine.describe()))
     lines = [f"{name:<10} {value}" for name, value in rows]
     lines += [
         f"{'gap':<10} {number(gap.first)} to {number(gap.last)}, {number(gap.count)} events: {gap.reason}"

@@ -19,6 +19,7 @@ from kvbm_console.cli.cache_options import (
     device_blocks,
     expected_requests,
     progress_bar,
+    recorded_fields,
     require_trace,
     sized,
     taken,
@@ -79,13 +80,17 @@ def simulate(
     if vectors is not None:
 
         return replay_vectors(vectors, form)
-    options = msgspec.structs.replace(options, trace=require_trace(trace))
+    named = require_trace(trace)
+    recorded = recorded_fields(named, said)
+    if cache_only and recorded:
+        recorded |= {"kv_cpu_blocks": 0, "kv_disk_blocks": 0}
+    options = SimulateOptions(trace=named, check=checked, **sized(said, **{"total_kv_blocks": 1, **recorded}), **flags)
     if future and not cache_only:
         raise UsageError("--policy must not be belady with an engine: only --cache-only knows the future, got belady")
-    capacity = "total_kv_blocks" in said
+    capacity = bool(recorded) or "total_kv_blocks" in said
     if not capacity:
         options = msgspec.structs.replace(options, total_kv_blocks=device_blocks(options, cache_only=cache_only))
-    head = taken(trace, options, sized=capacity, cache_only=cache_only)
+    head = taken(trace, options, sized="total_kv_blocks" in said, cache_only=cache_only)
     if cache_only:
         _only_with_engine(options, requests_out)
         return _cache_only(options, "belady" if future else options.policy.policy, form, head)

@@ -182,7 +182,8 @@ def fit_times(source: str, equations: Sequence[Equation]) -> Fit:
         off = np.abs(times / np.maximum(predicted, 1) - 1)
         kept = off <= max(OUTLIER_MIN, OUTLIER_MADS * float(np.median(off)))
         weights = 1 / np.maximum(predicted, 1)  # by the expected time, because a long time by chance would count less
-    errors = _standard_errors(rows[kept] * weights[kept, None], times[kept] * weights[kept], fitted)
+    spread = standard_errors(rows[kept] * weights[kept, None], times[kept] * weights[kept], fitted)
+    errors = spread[0], spread[1], spread[2]
     typical = float(np.median(times / rows[:, 0]))
     most = (rows / rows[:, :1]).max(axis=0)
     for name, counted, error, count, time_ns in zip(NAMES, COUNTED, errors, most, fitted, strict=True):
@@ -220,11 +221,11 @@ def _require_determined(source: str, rows: Matrix) -> None:
             raise UsageError(f"{source} cannot tell --{NAMES[at]}: its {COUNTED[at]} are {why}")
 
 
-def _standard_errors(rows: Matrix, values: Matrix, fitted: Matrix) -> tuple[float, float, float]:
+def standard_errors(rows: Matrix, values: Matrix, fitted: Matrix) -> list[float]:
+    """The standard error of each coefficient of a least squares fit."""
     rest = values - rows @ fitted
-    variance = float(rest @ rest) / max(1, len(values) - 3)
-    spread = np.sqrt(np.maximum(0, np.diag(np.linalg.pinv(rows.T @ rows)) * variance))
-    return float(spread[0]), float(spread[1]), float(spread[2])
+    variance = float(rest @ rest) / max(1, len(values) - rows.shape[1])
+    return [float(value) for value in np.sqrt(np.maximum(0, np.diag(np.linalg.pinv(rows.T @ rows)) * variance))]
 
 
 # --- trying ---
@@ -253,10 +254,11 @@ def _tried(
                 (real.finished_ns - real.first_token_ns) / (real.output_tokens - 1),
                 (served.finished_ns - served.first_token_ns) / (real.output_tokens - 1),
             ))
-    return Prediction(_errors(times), _compared(firsts), _compared(tokens))
+    return Prediction(errors_of(times), _compared(firsts), _compared(tokens))
 
 
-def _errors(values: list[float]) -> Errors | None:
+def errors_of(values: list[float]) -> Errors | None:
+    """Median and p90 of relative errors, None without any."""
     if not values:
         return None
     values.sort()
@@ -265,7 +267,7 @@ def _errors(values: list[float]) -> Errors | None:
 
 def _compared(pairs: list[tuple[float, float]]) -> Compared | None:
     """The errors of (measured, predicted) pairs. A pair without time has no relative error and is left out."""
-    errors = _errors([abs(predicted - real) / real for real, predicted in pairs if real > 0])
+    errors = errors_of([abs(predicted - real) / real for real, predicted in pairs if real > 0])
     if errors is None:
         return None
     real_ms, predicted_ms = (sorted(value / 1e6 for value in column) for column in zip(*pairs, strict=True))

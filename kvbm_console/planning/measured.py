@@ -15,7 +15,7 @@ Law of this file: it reads and counts. A missing value is refused by file, place
 import copy
 import csv
 from bisect import bisect_left, bisect_right
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import accumulate, islice
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -82,6 +82,8 @@ class Measured(NamedTuple):
     """Most tokens that a step computed, if the source reports them."""
     running_most: int | None = None
     """Most requests that took part in a step."""
+    begun_ns: Sequence[float] = ()
+    """The begin of each iteration of a recording."""
     device: Device | None = None
     """None unless the source has the hashes of all blocks and found nothing below the device."""
 
@@ -92,7 +94,7 @@ def read_measured(path: Path, batch_tokens: int) -> Measured:
     Raises ``UsageError`` and ``RecordingError``.
     """
     if path.is_dir() or path.suffix == ".mcap":
-        return _of_recording(Recording.open(path))
+        return of_recording(Recording.open(path))
     rows = _rows(path)
     first = next(iter(rows), {})
     if "prefill_tokens" in first:
@@ -267,6 +269,7 @@ class _Reading:
         self._ending: list[_Life] = []
         """Slots whose prompt the last iteration completes."""
         self.tokens_most = self.running_most = 1
+        self.begun_ns: list[float] = []
 
     def take(self, event: ev.Event, at_ns: float) -> None:
         """Fold the next event, with the engine's time of the event."""
@@ -313,7 +316,9 @@ class _Reading:
         device = self._device if self._devices == 1 and not self._below else None
         if device is not None and not all(_has_hashes(served, device.block_tokens) for served in requests):
             device = None
-        return Measured("recording", self.equations, requests, self.tokens_most, self.running_most, device)
+        return Measured(
+            "recording", self.equations, requests, self.tokens_most, self.running_most, self.begun_ns, device
+        )
 
     def _moved(self, event: ev.SlotMoved, life: _Life, at_ns: float) -> None:
         life.state = event.new
@@ -335,6 +340,7 @@ class _Reading:
         for ending in self._ending:  # the first token of every such slot came at the end of that iteration
             ending.first_ns = at_ns if ending.first_ns is None else ending.first_ns
         self._ending = []
+        self.begun_ns.append(at_ns)
         taking = {slot for slot, life in self._lives.items() if life.state is SlotState.DECODING}
         decoding, prefill = len(taking), 0
         for slot, position in zip(event.slots, event.positions, strict=True):
@@ -356,7 +362,8 @@ class _Reading:
         self._last = at_ns, event.count, prefill, decoding, taking
 
 
-def _of_recording(recording: Recording) -> Measured:
+def of_recording(recording: Recording) -> Measured:
+    """The steps and requests of a recording."""
     reading = _Reading()
     times = _origins(recording)
     expected = None

@@ -16,6 +16,7 @@ from kvbm_console.core.eviction.policy import DEFAULT_POLICY, PolicyConfig
 from kvbm_console.core.ids import Route
 from kvbm_console.simulator.config import EngineConfig
 from kvbm_console.simulator.link import LinkSpec
+from kvbm_console.simulator.machine import SimulatedMachine
 
 Transfers = Literal["async", "sync"]
 Cleanup = Literal["end", "none", "incremental"]
@@ -79,6 +80,19 @@ class Geometry(msgspec.Struct, frozen=True):
         """Bytes of K and V of one token: layers x heads x head dim x 2 x element bytes."""
         return self.layers * self.kv_heads * self.head_dim * 2 * self.element_bytes
 
+    @classmethod
+    def of_token_bytes(cls, token_bytes: int) -> "Geometry":
+        """The default shape if it has so many bytes, else one layer with elements of a byte.
+
+        >>> Geometry.of_token_bytes(131072).text, Geometry.of_token_bytes(1000).token_bytes
+        ('32,8,128,2', 1000)
+        """
+        usual = cls()
+        if token_bytes == usual.token_bytes:
+            return usual
+        layers = next(layers for layers in range(1, token_bytes + 1) if token_bytes // (2 * layers) <= 2**20)
+        return cls(layers, 1, max(1, token_bytes // (2 * layers)), 1)
+
     @property
     def text(self) -> str:
         """The text that ``parse`` reads."""
@@ -125,7 +139,10 @@ class CacheOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Nanoseconds; None for the times of ``EngineConfig``, which checks all times."""
     max_num_batched_tokens: int | None = None
     max_num_seqs: int | None = None
+    max_waiting: int | None = None
     """None for the limits of ``EngineConfig`` or of the workload."""
+    machine: SimulatedMachine | None = None
+    """The machine of a recording, for the numbers without a flag, and for its links unless a flag sets them."""
 
     def __post_init__(self) -> None:
         whole = f"from 0 to {BLOCKS_MAX}"
@@ -140,7 +157,7 @@ class CacheOptions(msgspec.Struct, frozen=True, kw_only=True):
         timeout = self.prefetch_timeout_s
         check(math.isfinite(timeout) and 1e-9 <= timeout <= 3_600, "prefetch_timeout_s", "above 0 and at most 3600",
               timeout)
-        for field in ("max_num_batched_tokens", "max_num_seqs"):
+        for field in ("max_num_batched_tokens", "max_num_seqs", "max_waiting"):
             value = getattr(self, field)
             check(value is None or 1 <= value <= BATCH_MAX, field, f"from 1 to {BATCH_MAX}", value)
 
@@ -149,6 +166,8 @@ class CacheOptions(msgspec.Struct, frozen=True, kw_only=True):
         fields = {
             "g1_blocks": self.total_kv_blocks, "token_bytes": self.kv_geometry.token_bytes,
             "max_batch_tokens": self.max_num_batched_tokens, "max_running": self.max_num_seqs,
+            "max_waiting": self.max_waiting,
+            "patience_ns": None if self.machine is None else self.machine.engine.patience_ns,
             "step_base_ns": self.step_base, "prefill_token_ns": self.step_prefill_token,
             "decode_request_ns": self.step_decode_request,
         }
@@ -176,7 +195,10 @@ class CacheOptions(msgspec.Struct, frozen=True, kw_only=True):
         return self.block_size * self.kv_geometry.token_bytes
 
     def links(self) -> tuple[LinkSpec, ...]:
-        """A queue for each direction of host and disk, all with the bandwidth and base latency of the flags."""
+        """A queue for each direction of host and disk, all with the bandwidth and base latency of the flags; else the
+        links of the recorded machine."""
+        if self.machine is not None and self.machine.links:
+            return self.machine.links
         bytes_per_s = self.kv_transfer_bandwidth * self.kv_geometry.token_bytes * (10**9 / TICK_NS)
         base_ns = round(self.kv_transfer_base_latency * TICK_NS)
         return tuple(
@@ -189,8 +211,9 @@ class CacheOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     def leader_config(self, **more: Any) -> LeaderConfig:
         """The leader's configuration; ``more`` are fields that have no flag."""
-        return LeaderConfig(
-            block_tokens=self.block_size, g2_blocks=self.kv_cpu_blocks, g3_blocks=self.kv_disk_blocks,
+        usual = LeaderConfig() if self.machine is None else self.machine.leader
+        return msgspec.structs.replace(
+            usual, block_tokens=self.block_size, g2_blocks=self.kv_cpu_blocks, g3_blocks=self.kv_disk_blocks,
             offload_law=self.kv_offload_law, offload_threshold=self.kv_offload_threshold,
             asynchronous=self.transfers == "async",
             eviction=self.policy, prefetch=self.prefetch if self.prefetches else "none",

@@ -43,6 +43,7 @@ KEYS: Final[dict[str, str]] = {
     "requests_completed": "requests that produced all their tokens",
     "requests_too_large": "requests refused because they can never fit into the device pool",
     "requests_refused": "requests refused because too many were waiting",
+    "requests_aborted": "requests whose client went away before their end, of a recording",
     "duration_s": "virtual seconds from the start of the trace to the last completion",
     "throughput_requests_per_s": "requests_completed / duration_s",
     "throughput_tokens_per_s": "output tokens / duration_s",
@@ -195,6 +196,7 @@ def make_report(options: SimulateOptions, note: str | None, parts: Sequence[Inst
         "requests_completed": completed,
         "requests_too_large": sum(part.engine.too_large for part in parts),
         "requests_refused": sum(part.engine.refused for part in parts),
+        "requests_aborted": sum(part.engine.aborted for part in parts),
         "duration_s": duration_s,
         "throughput_requests_per_s": _rate(completed, duration_s),
         "throughput_tokens_per_s": _rate(output_tokens, duration_s),
@@ -364,7 +366,8 @@ def text_of(document: Mapping[str, Any]) -> str:
                      f"{document['requests_arrived'] + document['requests_cloned']:,}"
                      + _also(document["requests_cloned"], "cloned")
                      + _also(document["requests_too_large"], "too_large")
-                     + _also(document["requests_refused"], "refused")),
+                     + _also(document["requests_refused"], "refused")
+                     + _also(document["requests_aborted"], "aborted")),
         ("throughput", f"{_number(document['throughput_requests_per_s'])} requests/s, "
                        f"{_number(document['throughput_tokens_per_s'])} tokens/s over {document['duration_s']:,.3f} s"),
         ("ttft", _spread_text(document["ttft_ms"])),

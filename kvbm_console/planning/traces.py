@@ -1,11 +1,11 @@
-"""Traces that ``simulate`` and ``compare`` read beside the daemon's traces: Azure and BurstGPT, lengths only.
+"""Traces that ``simulate`` and ``compare`` read beside the daemon's traces: recordings, and Azure and BurstGPT.
 
 Law of this file: a line is used whole or refused with file, line number and error. The user is told the limits of a
 kind of trace (``note``).
 
 Azure (LLM inference traces): CSV with ``TIMESTAMP,ContextTokens,GeneratedTokens``, timestamps like
 ``2023-11-16 18:15:46.6805900``. BurstGPT: CSV with ``Timestamp,Model,Request tokens,Response tokens,...``, seconds.
-Such a trace has no ids of blocks, so every prompt is different and no block is reused.
+Azure and BurstGPT have lengths and no ids of blocks, so every prompt is different and no block is reused.
 """
 
 import csv
@@ -19,12 +19,15 @@ import msgspec
 
 from kvbm_console.core.config import SECOND_NS
 from kvbm_console.core.errors import UsageError
+from kvbm_console.planning.recorded import RecordedWorkload
 from kvbm_console.simulator.embedded import parse_workload
 from kvbm_console.simulator.hashing import generated_hashes
 from kvbm_console.simulator.traces import LINE_BYTES_MAX, TOKENS_MAX, TraceFile
 from kvbm_console.simulator.workloads import Capacities, Request, Workload
 
-KINDS: Final = ("FILE", "mooncake:FILE", "azure:FILE", "burstgpt:FILE", "multiturn[:key=value,...]")
+KINDS: Final = (
+    "FILE", "mooncake:FILE", "azure:FILE", "burstgpt:FILE", "recording:DIR|FILE.mcap", "multiturn[:key=value,...]"
+)
 NO_REUSE: Final = "the trace has lengths only, so no block is ever used again"
 _AT_NS_MAX: Final = 2**62
 """More than a hundred years; the limit keeps nanoseconds within 64 bits."""
@@ -36,8 +39,11 @@ def named_trace(text: str) -> str:
     Raises ``UsageError`` for a file whose format is unknown or ambiguous.
     """
     path = Path(text)
-    if text.partition(":")[0] in (*_MARKS, "multiturn") or not (path.exists() or "/" in text or path.suffix):
+    named = text.partition(":")[0] in (*_MARKS, "recording", "multiturn")
+    if named or not (path.exists() or "/" in text or path.suffix):
         return text
+    if path.is_dir() or path.suffix == ".mcap":
+        return f"recording:{text}"
     try:
         with path.open("rb") as file:
             line = next((line for line in iter(lambda: file.readline(LINE_BYTES_MAX), b"") if line.strip()), b"")
@@ -64,12 +70,13 @@ def _columns_of(line: bytes) -> set[str]:
 def parse_trace(text: str, limit: int | None = None) -> Workload:
     """The workload that ``--trace`` names. Raises ``UsageError`` with one sentence."""
     kind, _, rest = text.partition(":")
-    if kind in ("azure", "burstgpt"):
+    if kind in ("azure", "burstgpt", "recording"):
         if not rest:
-            raise UsageError(f"--trace {kind}: must name a file, as in {kind}:trace.csv")
+            example = "recording:run/" if kind == "recording" else f"{kind}:trace.csv"
+            raise UsageError(f"--trace {kind}: must name a file, as in {example}")
         if limit is not None and limit < 1:
             raise UsageError(f"--limit must be at least 1, got {limit}")
-        return LengthsTrace(kind, Path(rest), limit)
+        return RecordedWorkload(rest, limit) if kind == "recording" else LengthsTrace(kind, Path(rest), limit)
     if kind not in ("mooncake", "multiturn") or (kind == "mooncake" and not rest):
         raise UsageError(f"--trace must be one of {', '.join(KINDS)}, got {text!r}")
     return parse_workload(text, limit)
@@ -77,6 +84,8 @@ def parse_trace(text: str, limit: int | None = None) -> Workload:
 
 def note_of(workload: Workload) -> str | None:
     """The limits of this kind of trace, for the user."""
+    if isinstance(workload, RecordedWorkload):
+        return workload.note
     return NO_REUSE if isinstance(workload, LengthsTrace) else None
 
 

@@ -155,6 +155,26 @@ class Scheduler:
         if at < self._steady:
             self._steady -= 1
 
+    def take_out(self, name: str) -> Work | None:
+        """Take a live request out of its queue, between two iterations; None if it has ended or was cloned."""
+        work = self.loading.get(name) or next(
+            (work for work in chain(self.running, self.loaded, self.waiting) if work.name == name), None
+        )
+        if work is None or work.family is not None:
+            return None
+        if work in self.running:
+            self.remove(work)
+            return work
+        if name in self.loading:
+            del self.loading[name]
+        elif work in self.loaded:
+            self.loaded.remove(work)
+        else:
+            self.waiting.remove(work)
+            return work  # its seats for clones are counted from its admission on
+        self._due -= work.due
+        return work
+
     def announce(self, plan: Plan, iteration: int) -> None:
         """Tell the leader the changes by the iterations of the plan, of which ``iteration`` is the first."""
         waiting = len(self.waiting) + len(self.loading) + len(self.loaded)

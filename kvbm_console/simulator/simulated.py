@@ -30,6 +30,8 @@ class EngineTotals(msgspec.Struct):
 
     arrived: int = 0
     finished: int = 0
+    aborted: int = 0
+    """Requests whose client went away."""
     too_large: int = 0
     refused: int = 0
     """Requests that the leader did not take, or that found the waiting queue full."""
@@ -68,6 +70,10 @@ class SimulatedEngine:
         self._current: Plan | None = None
         self._end_ticket = 0
         self._nudged = False
+        self._aborting: list[tuple[int, str]] = []
+        """Number and name of requests whose client has gone; they end before the next iteration is formed."""
+        self._aborts: dict[str, int] = {}
+        """Live requests to the calendar's ticket of their client's going."""
         self.paused = False
         """True if the leader froze this engine."""
         self.windows = False
@@ -182,6 +188,7 @@ class SimulatedEngine:
 
     def _end(self, work: Work) -> bool:
         """A sequence has ended. True if it was the last of its request, whose end is followed then."""
+        self.calendar.cancel(self._aborts.pop(work.name, 0))
         family = work.family
         if family is not None:
             family.left -= 1
@@ -213,6 +220,19 @@ class SimulatedEngine:
             self._follow(request)
         else:
             self.scheduler.waiting.append(Work(request))
+            if request.abort_ns is not None:
+                at_ns = max(request.abort_ns, self.calendar.now_ns)
+                left = self.totals.arrived, request.request
+                self._aborts[request.request] = self.calendar.at(at_ns, lambda: self._aborting.append(left))
+
+    def _end_aborted(self) -> None:
+        """End the requests whose client has gone, in the order of their arrival, unless they ended by themselves."""
+        gone, self._aborting = sorted(self._aborting), []
+        for _, name in gone:
+            work = self.scheduler.take_out(name)
+            if work is not None:
+                self._give_up(work, FinishReason.ABORTED)
+                self.totals.aborted += self._end(work)
 
     # --- iterations ---
 
@@ -220,6 +240,8 @@ class SimulatedEngine:
         """Form the next iteration unless an iteration runs. An iteration that only leaves requests out ends at once."""
         while self._current is None and not self.paused:
             self._nudged = False
+            if self._aborting:
+                self._end_aborted()
             plan = self.scheduler.form(self.calendar.now_ns)
             self.totals.preemptions = self.scheduler.preemptions
             if self.scheduler.sampled:
@@ -325,9 +347,12 @@ class SimulatedEngine:
         self.totals.output_tokens += produced
 
     def _finish(self, work: Work) -> None:
-        scheduler = self.scheduler
-        scheduler.remove(work)
-        scheduler.withhold(work.name, work.blocks)
-        if not self.port.finished(work.name, work.blocks, FinishReason.LENGTH):
-            scheduler.give_back(work.name, work.blocks)
+        self.scheduler.remove(work)
+        self._give_up(work, FinishReason.LENGTH)
         self.totals.finished += self._end(work)
+
+    def _give_up(self, work: Work, reason: FinishReason) -> None:
+        """Tell the end of a sequence that left the queues, and give its blocks back as soon as no copy reads them."""
+        self.scheduler.withhold(work.name, work.blocks)
+        if not self.port.finished(work.name, work.blocks, reason):
+            self.scheduler.give_back(work.name, work.blocks)

@@ -28,6 +28,8 @@ class Request(msgspec.Struct, frozen=True):
     priority: int = 0
     """Above 0, its blocks are kept before those of lower priorities for a while after its end."""
     clone_hashes: tuple[tuple[int, ...], ...] = ()
+    abort_ns: int | None = None
+    """The time at which its client goes away, None for a client that waits for all tokens."""
 
     def clone(self, index: int) -> "Request":
         """Sequence ``index`` of this request, from 2, as a request of its own.

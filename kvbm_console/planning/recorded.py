@@ -1,0 +1,607 @@
+"""A recording as a workload: the requests that an engine served, and the machine that served them.
+
+A recording of slots has all that a replay needs: arrivals, prompts as hashes, lengths of answers, sessions, priorities,
+further sequences, and clients that went away. A recording of an event stream names blocks and no request. Each chain of
+blocks that the engine stored is then a request, whose prompt begins with the blocks that the chain continues. Blocks
+that follow within ``TURN_NS`` are its answer. Such a request was a miss: hits of the engine are not in its stream.
+
+The machine of a simulated run is in the recording. Of a real engine it has capacities, tokens and requests of an
+iteration, and step times as ``calibrate`` finds them. Its lower tiers copy each full block down and evict the block
+that was not used for the longest time, as vLLM and LMCache do. ``notes`` name all that is not in the recording.
+
+Law of this file: a recording of the simulated engine, whole and without a word of a person, is replayed event for event
+by its machine.
+"""
+
+import re
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Iterator
+from functools import cached_property, lru_cache
+from itertools import islice, pairwise
+from pathlib import Path
+from statistics import median
+from typing import Any, Final
+
+import msgspec
+
+from kvbm_console.core import events as ev
+from kvbm_console.core.columns import unpack_hashes, unpack_ids
+from kvbm_console.core.config import LeaderConfig
+from kvbm_console.core.errors import UsageError
+from kvbm_console.core.eviction.policy import PolicyConfig
+from kvbm_console.core.ids import Authority, FinishReason, Tier
+from kvbm_console.planning.measured import Measured, of_recording
+from kvbm_console.planning.options import BLOCK_TOKENS, Geometry
+from kvbm_console.recording.reader import Recording
+from kvbm_console.simulator.config import EngineConfig
+from kvbm_console.simulator.hashing import generated_hashes
+from kvbm_console.simulator.machine import SimulatedMachine
+from kvbm_console.simulator.workloads import Capacities, Request
+
+TURN_NS: Final = 1_000_000_000
+"""Blocks of a stream that continue a chain this soon belong to the same request, and later ones to its next turn."""
+DEVICE_BLOCKS: Final = 16_384
+"""Blocks of a tier whose capacity nobody told."""
+ANCESTORS_MAX: Final = 2**16
+"""Blocks of a prompt of a stream, a million tokens; a longer chain is a circle of damaged parents."""
+_OPTION: Final = re.compile(r"(.+),(engine|run)=([^,]+)")
+
+
+class RecordedLoad(msgspec.Struct, frozen=True):
+    """The content of a recording for a replay. ``engine`` is the source of the slots."""
+
+    name: str
+    block_tokens: int
+    machine: SimulatedMachine
+    exact: bool
+    """True if the machine is the recorded one, and not an estimate."""
+    requests: list[Request]
+    prompt_blocks: int
+    hit_blocks: tuple[int, int, int, int]
+    """Full prompt blocks of the recorded admissions, and those found in G1 to G4."""
+    notes: list[str]
+
+    @property
+    def hit_rate(self) -> float | None:
+        """The hit rate that was measured, None for a stream."""
+        return sum(self.hit_blocks) / self.prompt_blocks if self.prompt_blocks else None
+
+    def option_fields(self) -> dict[str, Any]:
+        """The fields of ``SimulateOptions`` that describe the recorded machine."""
+        leader, engine = self.machine.leader, self.machine.engine
+        return {
+            "machine": self.machine, "total_kv_blocks": engine.g1_blocks, "block_size": self.block_tokens,
+            "kv_cpu_blocks": leader.g2_blocks, "kv_disk_blocks": leader.g3_blocks,
+            "kv_geometry": Geometry.of_token_bytes(engine.token_bytes),
+            "kv_offload_threshold": leader.offload_threshold, "kv_offload_law": leader.offload_law,
+            "transfers": "async" if leader.asynchronous else "sync", "policy": leader.eviction,
+            "prefetch": leader.prefetch, "prefetch_stop": leader.prefetch_stop,
+            "prefetch_timeout_s": leader.prefetch_timeout_ns / 1e9, "thrash_window": leader.thrash_window_ns,
+            "step_base": engine.step_base_ns, "step_prefill_token": engine.prefill_token_ns,
+            "step_decode_request": engine.decode_request_ns, "max_num_batched_tokens": engine.max_batch_tokens,
+            "max_num_seqs": engine.max_running, "max_waiting": engine.max_waiting,
+        }
+
+
+class RecordedWorkload:
+    """A ``Workload`` of the requests of a recording, at their times; ``limit`` is the most requests."""
+
+    endless = False
+
+    def __init__(self, text: str, limit: int | None = None) -> None:
+        self.run = read_run(text)
+        self.name = f"recording:{text}"
+        self.note = "; ".join(self.run.notes) or None
+        self._requests = self.run.requests[:limit]
+        self._together = 1
+        leader, engine = self.run.machine.leader, self.run.machine.engine
+        self.capacities = Capacities(
+            self.run.block_tokens, engine.g1_blocks, leader.g2_blocks, leader.g3_blocks, engine.max_batch_tokens
+        )
+
+    def __len__(self) -> int:
+        """Requests."""
+        return len(self._requests)
+
+    def begin(self, block_tokens: int) -> None:
+        """Take blocks of a multiple of the recorded size."""
+        size = self.run.block_tokens
+        if block_tokens % size:
+            raise UsageError(
+                f"--block-size must be a multiple of {size}, the block of {self.name}, got {block_tokens}"
+            )
+        self._together = block_tokens // size
+
+    def arrivals(self) -> Iterator[Request]:
+        """All requests, by their times."""
+        return iter(self._requests) if self._together == 1 else map(self._joined, self._requests)
+
+    def finished(self, request: Request, at_ns: int) -> Request | None:
+        """None: each request has its own time."""
+        return None
+
+    def _joined(self, request: Request) -> Request:
+        """The request in larger blocks; the hash of a block is that of its last part."""
+        many, first = self._together, len(request.hashes)
+
+        def joined(output: tuple[int, ...]) -> tuple[int, ...]:
+            return (request.hashes + output)[many - 1 :: many][first // many :]
+
+        return msgspec.structs.replace(
+            request, hashes=request.hashes[many - 1 :: many], output_hashes=joined(request.output_hashes),
+            clone_hashes=tuple(map(joined, request.clone_hashes)),
+        )
+
+
+def read_run(text: str) -> RecordedLoad:
+    """The run that ``PATH[,engine=N][,run=ID]`` names. Raises ``UsageError`` and ``RecordingError``."""
+    if not text:
+        raise UsageError("--trace recording: must name a file, as in recording:run/")
+    chosen: dict[str, str] = {}
+    rest = text
+    while (found := _OPTION.fullmatch(rest)) is not None:
+        rest = found[1]
+        chosen[found[2]] = found[3]
+    engine = chosen.get("engine")
+    if engine is not None and not (engine.isascii() and engine.isdigit()):
+        raise UsageError(f"--trace recording: engine must be a number, got {engine!r}")
+    path = Path(rest)
+    recording = Recording.open(path, chosen.get("run"))
+    return _read(text, path, recording.incarnation, None if engine is None else int(engine), recording.last_seq)
+
+
+@lru_cache(maxsize=4)
+def _read(text: str, path: Path, incarnation: str, engine: int | None, last_seq: int) -> RecordedLoad:
+    """The run; ``last_seq`` tells a recording that has grown from the same one before."""
+    recording = Recording.open(path, incarnation)
+    reading = _Reading()
+    expected: int | None = None
+    for batch in recording.events():
+        for event in batch:
+            reading.whole &= expected in (None, event.seq)
+            expected = event.seq + 1
+            reading.take(event)
+    times = {
+        stimulus.n: stimulus.origin_ns for stimuli in recording.stimuli() for stimulus in stimuli
+        if stimulus.origin_ns is not None
+    }
+    return _Run(text, recording, reading, times).of_engine(engine)
+
+
+# --- reading ---
+
+
+class _Life:
+    """A slot, or a chain of a stream."""
+
+    __slots__ = (
+        "clones", "computed", "ended", "event", "filled", "hashes", "known", "last_ns", "opened_ns", "parent",
+        "prompt",
+    )
+
+    def __init__(self, event: Any, hashes: tuple[int, ...], prompt: int) -> None:
+        self.event = event
+        self.opened_ns: int = event.at_ns
+        self.last_ns: int = event.at_ns
+        self.hashes = hashes
+        self.known = set(hashes)
+        self.prompt = prompt
+        self.filled: dict[int, None] = {}
+        """Hashes of blocks behind the prompt, in their order."""
+        self.computed = 0
+        self.ended: ev.SlotMoved | None = None
+        self.clones: list[_Life] = []
+        self.parent: _Life | None = None
+
+
+class _Reading:
+    """The fold of a recording."""
+
+    def __init__(self) -> None:
+        self.lives: list[_Life] = []
+        self.pools: dict[int, ev.PoolKnown] = {}
+        self.whole = True
+        self.people = 0
+        """Holds, resets, drains and freezes."""
+        self.unknown_slots = 0
+        self.prompt_blocks: dict[int, int] = {}
+        self.hits: dict[int, list[int]] = {}
+        """Source to its admitted prompt blocks, and to the hits in each tier."""
+        self.copied: tuple[int, int] = (0, 0)
+        """Blocks and bytes of copies whose size is known."""
+        self.peaks: dict[int, int] = {}
+        """Pool of a stream to the most blocks that it had at once."""
+        self.evicting: set[int] = set()
+        """Pools of streams that gave blocks up."""
+        self.first_place_used: set[int] = set()
+        """Device pools whose place 0 was given out; vLLM never does that."""
+        self.seats: Counter[int] = Counter()
+        """Running requests to the iterations in which others waited although a quarter of the device was free."""
+        self._held: Counter[int] = Counter()
+        """Device blocks to their holders."""
+        self._resident: dict[int, set[int]] = {}
+        self._live: dict[int, _Life] = {}
+        self._parent: dict[int, int] = {}
+        """Block of a stream to the block that it continues."""
+        self._tip: dict[int, _Life] = {}
+        """Last block of a chain to the chain."""
+
+    def take(self, event: ev.Event) -> None:
+        """Fold the next event."""
+        look = _LOOK.get(type(event))
+        if look is not None:
+            look(self, event)
+
+    def opened(self, event: ev.SlotOpened) -> None:
+        life = self._live[event.slot] = _Life(event, tuple(unpack_hashes(event.hashes)), event.prompt_tokens)
+        self.lives.append(life)
+
+    def cloned(self, event: ev.SlotCloned) -> None:
+        parent = self._live.get(event.parent)
+        if parent is None:
+            return
+        life = self._live[event.slot] = _Life(event, parent.hashes, parent.prompt)
+        life.parent = parent
+        life.filled = dict(islice(parent.filled.items(), len(parent.filled)))
+        parent.clones.append(life)
+
+    def moved(self, event: ev.SlotMoved) -> None:
+        life = self._live.get(event.slot)
+        if life is None:
+            self.unknown_slots += event.reason is not None
+            return
+        life.computed = max(life.computed, event.computed_tokens)
+        if event.reason is not None and life.ended is None:
+            life.ended = event
+
+    def closed(self, event: ev.SlotClosed) -> None:
+        self._live.pop(event.slot, None)
+
+    def blocks_filled(self, event: ev.BlocksFilled) -> None:
+        hashes = iter(unpack_hashes(event.hashes))
+        for slot, count in zip(event.slots, event.counts, strict=True):
+            life = self._live.get(slot)
+            for key in islice(hashes, count):
+                if life is not None and key not in life.known:
+                    life.filled[key] = None
+
+    def scored(self, event: ev.PrefixScored) -> None:
+        life = self._live.get(event.slot)
+        source = -1 if life is None else _source_of(life)
+        self.prompt_blocks[source] = self.prompt_blocks.get(source, 0) + event.prompt_blocks
+        hits = self.hits.setdefault(source, [0, 0, 0, 0])
+        for at, blocks in enumerate(event.hits):
+            hits[at] += blocks
+
+    def lost(self, event: ev.HitsLost) -> None:
+        life = self._live.get(event.slot)
+        if life is not None:
+            self.hits[_source_of(life)][event.tier - 1] -= event.blocks
+
+    def pool(self, event: ev.PoolKnown) -> None:
+        self.pools[event.pool] = event
+
+    def copy_begun(self, event: ev.OperationStarted) -> None:
+        if event.size_bytes is not None and event.blocks:
+            self.copied = (self.copied[0] + event.blocks, self.copied[1] + event.size_bytes)
+
+    def person(self, event: ev.Event) -> None:
+        self.people += 1
+
+    def assigned(self, event: ev.DeviceBlocksAssigned) -> None:
+        ids = unpack_ids(event.ids)
+        self._held.update(ids)
+        if 0 in ids:
+            self.first_place_used.add(event.pool)
+
+    def released(self, event: ev.DeviceBlocksReleased) -> None:
+        for block in unpack_ids(event.ids):
+            self._held[block] -= 1
+            if self._held[block] <= 0:
+                del self._held[block]
+
+    def advanced(self, event: ev.IterationAdvanced) -> None:
+        if event.waiting:
+            blocks = sum(pool.capacity_blocks or 0 for pool in self.pools.values() if pool.tier is Tier.G1)
+            self.seats[event.running] += 4 * len(self._held) <= 3 * blocks
+
+    def seen(self, event: ev.BlocksSeen) -> None:
+        """Sizes of the pools of a stream, and the chains of the device: what lies below was on the device before."""
+        pool = self.pools.get(event.pool)
+        if pool is None or pool.authority is not Authority.STREAM:
+            return
+        resident = self._resident.setdefault(event.pool, set())
+        if event.removed:
+            self.evicting.add(event.pool)
+        resident.difference_update(unpack_hashes(event.removed))
+        if event.cleared:
+            resident.clear()
+        resident.update(unpack_hashes(event.stored))
+        self.peaks[event.pool] = max(self.peaks.get(event.pool, 0), len(resident))
+        if pool.tier is not Tier.G1:
+            return
+        hashes = iter(unpack_hashes(event.stored))
+        for count, parent in zip(unpack_ids(event.chains), unpack_hashes(event.parents), strict=True):
+            self._chain(event, pool, list(islice(hashes, count)), parent)
+
+    def _chain(self, event: ev.BlocksSeen, pool: ev.PoolKnown, keys: list[int], parent: int) -> None:
+        if not keys:
+            return
+        for before, key in zip([parent, *keys], keys, strict=False):
+            self._parent[key] = before
+        life = self._tip.pop(parent, None)
+        if life is not None and event.at_ns - life.last_ns <= TURN_NS:
+            life.filled |= dict.fromkeys(keys)
+            life.last_ns = event.at_ns
+        else:
+            prompt = [*self._ancestors(parent), *keys]
+            life = _Life(event, tuple(prompt), len(prompt) * pool.block_tokens + 1)
+            self.lives.append(life)
+        self._tip[keys[-1]] = life
+
+    def _ancestors(self, key: int) -> list[int]:
+        found: dict[int, None] = {}
+        while key and key not in found and len(found) < ANCESTORS_MAX:
+            found[key] = None
+            key = self._parent.get(key, 0)
+        return list(found)[::-1]
+
+
+_LOOK: Final[dict[type[ev.Event], Any]] = {
+    ev.SlotOpened: _Reading.opened, ev.SlotCloned: _Reading.cloned, ev.SlotMoved: _Reading.moved,
+    ev.SlotClosed: _Reading.closed, ev.BlocksFilled: _Reading.blocks_filled,
+    ev.DeviceBlocksAssigned: _Reading.assigned, ev.DeviceBlocksReleased: _Reading.released,
+    ev.IterationAdvanced: _Reading.advanced, ev.PrefixScored: _Reading.scored, ev.HitsLost: _Reading.lost,
+    ev.PoolKnown: _Reading.pool, ev.OperationStarted: _Reading.copy_begun, ev.SlotHeld: _Reading.person,
+    ev.Frozen: _Reading.person, ev.ResetBegun: _Reading.person, ev.DrainBegun: _Reading.person,
+    ev.BlocksSeen: _Reading.seen,
+}
+
+
+def _source_of(life: _Life) -> int:
+    while life.parent is not None:
+        life = life.parent
+    return life.event.source if isinstance(life.event, ev.SlotOpened) else 0
+
+
+# --- requests and machine ---
+
+
+class _Run:
+    """The requests of an engine of a recording, and its machine."""
+
+    def __init__(self, text: str, recording: Recording, reading: _Reading, times: dict[int, int]) -> None:
+        self.text = text
+        self.recording = recording
+        self.reading = reading
+        self.times = times
+        self.notes: list[str] = []
+        self._pace: Callable[[int], int] = int
+
+    @cached_property
+    def measured(self) -> Measured:
+        """The steps of a real engine."""
+        return of_recording(self.recording)
+
+    def of_engine(self, engine: int | None) -> RecordedLoad:
+        """The run of this engine; None stands for the only one with requests."""
+        engine = self._chosen(engine)
+        lives = [life for life in self.reading.lives if _engine_of(life, self.reading.pools) == engine]
+        if not lives:
+            raise UsageError(f"--trace recording:{self.text} has no request and no stored block, so nothing to replay")
+        devices = [
+            pool for pool in self.reading.pools.values() if pool.tier is Tier.G1 and pool.source == engine
+        ]
+        about = self.recording.segments[0].about
+        machine = SimulatedMachine.of_labels(about.config, about.labels)
+        exact = machine is not None
+        if machine is None:
+            machine = self._estimated(engine, devices)
+        size = devices[0].block_tokens if devices else machine.leader.block_tokens
+        whole = exact and self.recording.first_seq == 0
+        begin_ns = 0 if whole else min(self._at(life) for life in lives)
+        if not exact:
+            self._pace = paced(self.measured, machine.engine, begin_ns)
+        else:
+            self._pace = lambda at_ns: at_ns - begin_ns
+        requests = [self._request(life, at, size, machine, exact=exact) for at, life in enumerate(lives)]
+        if not exact:
+            requests.sort(key=lambda request: request.arrival_ns)
+        self._note(devices, lives)
+        hits = self.reading.hits.get(engine, [0, 0, 0, 0])
+        return RecordedLoad(
+            f"recording:{self.text}", size, machine, exact, requests, self.reading.prompt_blocks.get(engine, 0),
+            (hits[0], hits[1], hits[2], hits[3]), self.notes,
+        )
+
+    def _chosen(self, engine: int | None) -> int:
+        engines = sorted({_engine_of(life, self.reading.pools) for life in self.reading.lives})
+        if engine is None and len(engines) <= 1:
+            return engines[0] if engines else 0
+        if engine not in engines:
+            known = ", ".join(map(str, engines)) or "none"
+            got = "none named" if engine is None else str(engine)
+            raise UsageError(
+                f"--trace recording:{self.text} must name one of the engines {known} by ,engine=N, got {got}"
+            )
+        return engine
+
+    def _at(self, life: _Life) -> int:
+        return self.times.get(life.event.cause, life.opened_ns)
+
+    def _request(
+        self, life: _Life, at: int, size: int, machine: SimulatedMachine, *, exact: bool
+    ) -> Request:
+        output, abort_ns = self._length(life, size, exact=exact)
+        own = (life.prompt + output) // size - len(life.hashes)
+        opened = life.event if isinstance(life.event, ev.SlotOpened) else None
+        return Request(
+            request=opened.request if opened is not None else f"chain-{at:06d}",
+            arrival_ns=self._pace(self._at(life)), hashes=life.hashes,
+            output_hashes=_padded(life, own, at), prompt_tokens=life.prompt, output_tokens=output,
+            session=None if opened is None else opened.session, priority=0 if opened is None else opened.priority,
+            clone_hashes=tuple(
+                _padded(clone, own, at + (index << 56)) for index, clone in enumerate(life.clones, start=1)
+            ) or self._never(life, machine, size),
+            abort_ns=abort_ns,
+        )
+
+    def _never(self, life: _Life, machine: SimulatedMachine, size: int) -> tuple[tuple[int, ...], ...]:
+        """As many clones as there are seats, for a request that was too large for its clones alone: nobody told how
+        many it had."""
+        if life.ended is None or life.ended.reason is not FinishReason.TOO_LARGE:
+            return ()
+        longest = -(-(life.prompt + life.event.output_limit - 1) // size)
+        return ((),) * machine.engine.max_running if longest <= machine.engine.g1_blocks else ()
+
+    def _length(self, life: _Life, size: int, *, exact: bool) -> tuple[int, int | None]:
+        """Tokens of the answer, and when the client went away."""
+        if not isinstance(life.event, ev.SlotOpened):
+            return 1 + len(life.filled) * size, None
+        limit, ended = life.event.output_limit, life.ended
+        computed = max(life.computed, (len(life.hashes) + len(life.filled)) * size)
+        sampled = max(1, computed - life.prompt + 1)
+        if ended is None:
+            return (limit if exact else sampled), None
+        if ended.reason in (FinishReason.STOP, FinishReason.LENGTH):
+            return max(1, ended.computed_tokens - life.prompt + 1), None
+        if ended.reason is FinishReason.TOO_LARGE:
+            return limit, None
+        return (limit if exact else sampled), self._pace(self.times.get(ended.cause, ended.at_ns))
+
+    def _estimated(self, engine: int, devices: list[ev.PoolKnown]) -> SimulatedMachine:
+        """The machine of a real engine, as far as the recording tells of it."""
+        measured = self.measured
+        size = devices[0].block_tokens if devices else BLOCK_TOKENS
+        blocks = self._device_blocks(devices)
+        below = {tier: self._below(engine, tier) for tier in (Tier.G2, Tier.G3)}
+        config = EngineConfig(g1_blocks=blocks, **self._limits(measured))
+        copied_blocks, copied_bytes = self.reading.copied
+        if copied_blocks:
+            config = msgspec.structs.replace(
+                config, token_bytes=max(1, round(copied_bytes / (copied_blocks * size)))
+            )
+        leader = LeaderConfig(
+            block_tokens=size, g2_blocks=below[Tier.G2], g3_blocks=below[Tier.G3], offload_law="order",
+            offload_threshold=0.0, eviction=PolicyConfig(policy="simple_lru"),
+        )
+        from kvbm_console.planning.copies import copies_of, fit_links, links_with  # NumPy, as above
+
+        copies = copies_of(self.recording, size * config.token_bytes, self.times)
+        return SimulatedMachine(
+            leader=leader, engine=self._timed(config, measured), links=links_with(fit_links(copies))
+        )
+
+    def _device_blocks(self, devices: list[ev.PoolKnown]) -> int:
+        for pool in devices:
+            if pool.capacity_blocks:
+                observed = pool.authority is Authority.OBSERVED
+                return pool.capacity_blocks - (observed and pool.pool not in self.reading.first_place_used)
+            if pool.pool in self.reading.evicting:
+                self.notes.append("the device is as large as the most blocks that it had at once")
+                return self.reading.peaks[pool.pool]
+        self.notes.append(f"the capacity of the device is not in it: {DEVICE_BLOCKS:,} blocks are assumed")
+        return DEVICE_BLOCKS
+
+    def _below(self, engine: int, tier: Tier) -> int:
+        """Blocks of a lower tier: its capacity, else the most that it had at once."""
+        total = 0
+        for pool in self.reading.pools.values():
+            if pool.tier is not tier or pool.source != engine:
+                continue
+            total += pool.capacity_blocks or self.reading.peaks.get(pool.pool, 0)
+            if not pool.capacity_blocks:
+                least = "" if pool.pool in self.reading.evicting else ", and may be larger"
+                self.notes.append(f"{tier.label} is as large as the most blocks that it had at once{least}")
+        found = self.reading.hits.get(engine, [0, 0, 0, 0])[tier - 1]
+        if not total and found:
+            self.notes.append(f"the capacity of {tier.label} is not in it: {DEVICE_BLOCKS:,} blocks are assumed")
+            return DEVICE_BLOCKS
+        return total
+
+    def _limits(self, measured: Measured) -> dict[str, int]:
+        """The limits of an iteration, if the engine came up against them more than once."""
+        tokens = [
+            row.prefill_tokens + row.decode_requests for row in measured.equations if row.steps == 1
+        ]
+        limits: dict[str, int] = {}
+        if tokens and tokens.count(max(tokens)) > 1 and max(tokens) == measured.tokens_most:
+            limits["max_batch_tokens"] = int(max(tokens))
+        seats = self.reading.seats
+        if seats and seats[max(seats)] > 1 and max(seats) > 0:
+            limits["max_running"] = max(seats)
+        return limits
+
+    def _timed(self, config: EngineConfig, measured: Measured) -> EngineConfig:
+        from kvbm_console.planning.calibrate import fit_times  # NumPy, which an exact machine does not need
+
+        try:
+            return fit_times(self.text, measured.equations).config(config)
+        except UsageError as error:
+            self.notes.append(f"step times are assumed: {error}")
+        if not measured.equations:
+            return config
+        usual_ns = round(median(row.time_ns / row.steps for row in measured.equations))
+        return msgspec.structs.replace(
+            config, step_base_ns=max(1, usual_ns), prefill_token_ns=0, decode_request_ns=0
+        )
+
+    def _note(self, devices: list[ev.PoolKnown], lives: list[_Life]) -> None:
+        reading = self.reading
+        if self.recording.first_seq:
+            self.notes.append("it begins in the middle of a run, and the replay begins with empty tiers")
+        if not reading.whole:
+            self.notes.append("events are missing, and with them requests")
+        if reading.unknown_slots:
+            self.notes.append(f"{reading.unknown_slots} requests that were under way when it began are left out")
+        if reading.people:
+            self.notes.append(f"people held, reset, drained or froze {reading.people} times, which is not replayed")
+        if len({pool.group for pool in devices}) > 1:
+            self.notes.append("the engine has several groups of blocks, and the first one is replayed")
+        if not isinstance(lives[0].event, ev.SlotOpened):
+            self.notes.append("a stream names stored blocks and no request, so every request had a miss")
+
+
+def paced(measured: Measured, config: EngineConfig, begin_ns: int) -> Callable[[int], int]:
+    """Engine time to the time of a replay, in which each busy step takes the time of the step model.
+
+    A real step takes longer or shorter than the model by chance. Without this a request would arrive some steps earlier
+    or later than it did. What arrives while the engine is idle arrives at the begin of the next step.
+    """
+    steps = {row.at_ns: row for row in measured.equations}
+    begun, at_ns = measured.begun_ns, [0.0]
+    for before, begin in pairwise(begun):
+        row = steps.get(begin)
+        at_ns.append(at_ns[-1] + (begin - before if row is None else (
+            row.steps * config.step_base_ns + row.prefill_tokens * config.prefill_token_ns
+            + row.decode_requests * config.decode_request_ns
+        )))
+    if not begun:
+        return lambda time_ns: time_ns - begin_ns
+    since = 0.0
+
+    def pace(time_ns: int) -> int:
+        at = bisect_left(begun, time_ns)
+        if at == len(begun):
+            return round(at_ns[-1] + time_ns - begun[-1] - since)
+        if at == 0 or begun[at] not in steps:
+            return round(at_ns[at] - since)
+        share = (time_ns - begun[at - 1]) / (begun[at] - begun[at - 1])
+        return round(at_ns[at - 1] + share * (at_ns[at] - at_ns[at - 1]) - since)
+
+    since = float(pace(begin_ns))
+    return pace
+
+
+def _engine_of(life: _Life, pools: dict[int, ev.PoolKnown]) -> int:
+    if isinstance(life.event, ev.SlotOpened):
+        return life.event.source
+    return pools[life.event.pool].source
+
+
+def _padded(life: _Life, own: int, owner: int) -> tuple[int, ...]:
+    """``own`` hashes behind the prompt: those that were seen, then some that nobody else has."""
+    known = list(islice(life.filled, max(0, own)))
+    last = known[-1] if known else life.hashes[-1] if life.hashes else 0
+    return (*known, *generated_hashes(last, owner, own - len(known)))

@@ -1,0 +1,235 @@
+"""A recording as a workload: replayed by its own machine it is the same run, event for event.
+
+Law of this file: the machines are those of ``test_tiered``, and the recordings go through files. Hits of a real engine
+are the engine's own.
+"""
+
+import random
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from click.testing import CliRunner, Result
+
+from kvbm_console.cli.main import cli
+from kvbm_console.core.columns import unpack_hashes
+from kvbm_console.core.events import BlocksSeen, Event, SlotMoved, StimulusRejected
+from kvbm_console.core.ids import FinishReason, SlotState
+from kvbm_console.core.leader import Outcome
+from kvbm_console.core.stimuli import Stimulus
+from kvbm_console.planning.meter import Meter
+from kvbm_console.planning.options import SimulateOptions
+from kvbm_console.planning.recorded import RecordedLoad, RecordedWorkload, read_run
+from kvbm_console.planning.run import build_rig, simulate
+from kvbm_console.recording.reader import Recording
+from kvbm_console.simulator.embedded import build
+from kvbm_console.simulator.machine import SimulatedMachine
+from kvbm_console.simulator.workloads import Request, Workload
+from recordings.scenarios import SCENARIOS
+from tests.planning.test_tiered import machine_of
+from tests.recording.helpers import Run
+from tests.simulator.loads import Load
+from tests.tap.kept import run_of
+
+ROOT = Path(__file__).resolve().parents[2]
+ABORTED = 0.25
+"""Share of the requests whose client goes away."""
+
+
+class Taking(Meter):
+    """A meter that also keeps what a leader publishes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stimuli: list[Stimulus] = []
+        self.events: list[list[Event]] = []
+
+    def __call__(self, stimulus: Stimulus, outcome: Outcome) -> None:
+        """One stimulus with its events."""
+        super().__call__(stimulus, outcome)
+        self.stimuli.append(stimulus)
+        self.events.append(list(outcome.events))
+
+
+class LateLoad(Load):
+    """A load whose followers never arrive in the nanosecond in which an iteration ends."""
+
+    def finished(self, request: Request, at_ns: int) -> Request | None:
+        """The follower, at an odd time."""
+        following = super().finished(request, at_ns)
+        return following and msgspec.structs.replace(following, arrival_ns=following.arrival_ns + 137)
+
+
+def recorded(machine: SimulatedMachine, load: Workload, directory: Path) -> list[Event]:
+    """Run a load on a machine and record it; returns the events."""
+    taking = Taking()
+    rig = build(machine.leader, machine.engine, load, publish=taking, links=machine.links)
+    taking.watch(rig.leader.state)
+    rig.run_to_end()
+    run = Run(machine.leader, taking.stimuli, taking.events)
+    run.record(directory, [7, 40], labels=machine.labels())
+    return run.all_events
+
+
+def options_of(run: RecordedLoad, **changes: Any) -> SimulateOptions:
+    return SimulateOptions(trace=run.name, **{**run.option_fields(), **changes})
+
+
+def replayed(run: RecordedLoad) -> list[Event]:
+    """The events of the replay, each iteration on its own as it was recorded."""
+    taking = Taking()
+    workload = RecordedWorkload(run.name.partition(":")[2])
+    build_rig(options_of(run), workload, taking, windows=False).run_to_end()
+    return [event for events in taking.events for event in events]
+
+
+def aborting(dice: random.Random, load: Load) -> None:
+    for at, request in enumerate(load.requests):
+        if dice.random() < ABORTED:
+            later = request.arrival_ns + dice.choice([0, 1_000, 3_000_137, 40_000_137, 400_000_137])
+            load.requests[at] = msgspec.structs.replace(request, abort_ns=later)
+
+
+def compare(seed: int, directory: Path) -> None:
+    """Record the machine of a seed, replay the recording, and compare all events."""
+    drawn = machine_of(seed)
+    load = drawn.load
+    assert isinstance(load, Load)
+    if not list(drawn.load.arrivals()):
+        return
+    load.__class__ = LateLoad
+    # A clone that is never opened is in no recording: with one token to generate there is none.
+    load.requests = [
+        msgspec.structs.replace(one, output_tokens=max(2, one.output_tokens)) if one.clone_hashes else one
+        for one in load.requests
+    ]
+    if seed % 4 == 1:
+        aborting(random.Random(seed), load)
+    engine = msgspec.structs.replace(drawn.engine, max_waiting=100_000)
+    machine = SimulatedMachine(leader=drawn.leader, engine=engine, links=drawn.links)
+    events = recorded(machine, load, directory)
+    assert not any(isinstance(event, StimulusRejected) for event in events)
+    run = read_run(str(directory))
+    assert (run.exact, run.machine, run.notes) == (True, machine, [])
+    assert replayed(run) == events
+    assert simulate(options_of(run), windows=False).document["prefix_hit_rate"] == run.hit_rate
+
+
+@pytest.mark.parametrize("seed", range(1, 14))
+def test_a_recording_of_the_simulated_engine_is_replayed_event_for_event(seed: int, tmp_path: Path) -> None:
+    compare(seed, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(14, 400))
+def test_hundreds_of_recordings_are_replayed_event_for_event(seed: int, tmp_path: Path) -> None:
+    compare(seed, tmp_path)
+
+
+def test_clients_go_away_in_every_state(tmp_path: Path) -> None:
+    """The machines above would not notice if no abort ever met a request that waits, computes or decodes."""
+    states: set[SlotState] = set()
+    for seed in (5, 9, 13, 17, 21):
+        drawn = machine_of(seed)
+        assert isinstance(drawn.load, Load)
+        aborting(random.Random(seed), drawn.load)
+        machine = SimulatedMachine(leader=drawn.leader, engine=drawn.engine, links=drawn.links)
+        states |= {
+            event.old for event in recorded(machine, drawn.load, tmp_path / str(seed))
+            if isinstance(event, SlotMoved) and event.reason is FinishReason.ABORTED
+        }
+    assert {SlotState.INITIALIZED, SlotState.PREFILLING, SlotState.DECODING} <= states
+
+
+PEOPLE = {
+    "breakpoint-hold", "reset", "drain", "stuck-slot", "failed-load", "gap", "two-hosts", "late-rank", "two-ranks",
+}
+"""Recordings in which a person, a fault or a second rank took part."""
+
+
+@pytest.mark.parametrize("name", [scenario.name for scenario in SCENARIOS if scenario.name not in PEOPLE])
+def test_the_recordings_of_this_project_are_replayed_event_for_event(name: str) -> None:
+    path = ROOT / "recordings" / f"{name}.mcap"
+    run = read_run(str(path))
+    assert replayed(run) == [event for batch in Recording.open(path).events() for event in batch]
+
+
+# --- real engines ---
+
+
+@pytest.mark.parametrize("name", ["alone", "refused"])
+def test_a_recording_of_vllm_has_the_hits_of_vllm(name: str, tmp_path: Path) -> None:
+    """The scheduler's own hits within a point; ``refused`` has a host tier and a load that fails."""
+    run_of(name).record(tmp_path, [64])
+    run = read_run(str(tmp_path))
+    assert not run.exact
+    document = simulate(options_of(run)).document
+    assert run.hit_rate is not None
+    assert abs(document["prefix_hit_rate"] - run.hit_rate) < 0.01
+    assert document["requests_completed"] == len(run.requests) - document["requests_aborted"]
+
+
+def test_a_stream_is_a_workload_of_its_misses() -> None:
+    """Each stored block of the stream is computed once by a device that never gives one up."""
+    path = ROOT / "recordings" / "kv-events" / "multiturn.mcap"
+    run = read_run(str(path))
+    stored = {
+        key for batch in Recording.open(path).events() for event in batch if isinstance(event, BlocksSeen)
+        for key in unpack_hashes(event.stored)
+    }
+    assert {key for request in run.requests for key in (*request.hashes, *request.output_hashes)} == stored
+    document = simulate(options_of(run, total_kv_blocks=100_000)).document
+    assert document["prompt_blocks"] - sum(document["hit_blocks"].values()) <= len(stored)
+    assert "a stream names stored blocks" in document["note"]
+
+
+# --- the command ---
+
+
+def kvbm(*words: str) -> Result:
+    return CliRunner().invoke(cli, list(words), prog_name="kvbm-console")
+
+
+def test_the_command_takes_the_machine_of_the_recording() -> None:
+    path = str(ROOT / "recordings" / "thrash.mcap")
+    result = kvbm("simulate", "--trace", path, "--format", "json")
+    document = msgspec.json.decode(result.stdout)
+    run = read_run(path)
+    assert document["hit_blocks"] == {"G1": run.hit_blocks[0], "G2": run.hit_blocks[1]}
+    assert document["trace"] == f"recording:{path}"
+    smaller = msgspec.json.decode(
+        kvbm("simulate", "--trace", path, "--kv-cpu-blocks", "0", "--format", "json").stdout
+    )
+    assert smaller["hit_blocks"] == {"G1": 54}
+    text = kvbm("simulate", "--trace", path).stdout
+    assert text.startswith("taken        the machine of the recording, --total-kv-blocks 24, --block-size 16")
+    rows = msgspec.json.decode(
+        kvbm("compare", "--trace", path, "--policies", "simple_lru", "--workers", "1", "--format", "json").stdout
+    )["cells"]
+    assert [row["hits"] for row in rows] == [sum(run.hit_blocks)]
+
+
+@pytest.mark.parametrize(("words", "said"), [
+    (("--trace", "recording:nowhere"), "nowhere does not exist"),
+    (("--trace", "recording:"), "--trace recording: must name a file, as in recording:run/"),
+    (("--trace", f"recording:{ROOT}/recordings/thrash.mcap,engine=7"), "must name one of the engines 1"),
+    (("--trace", f"recording:{ROOT}/recordings/thrash.mcap,engine=x"), "engine must be a number, got 'x'"),
+    (("--trace", f"recording:{ROOT}/recordings/thrash.mcap", "--block-size", "24"),
+     "--block-size must be a multiple of 16"),
+])
+def test_a_mistake_is_one_sentence(words: tuple[str, ...], said: str) -> None:
+    result = kvbm("simulate", *words)
+    assert result.exit_code == 2
+    assert said in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_larger_blocks_join_the_recorded_ones() -> None:
+    run = read_run(str(ROOT / "recordings" / "thrash.mcap"))
+    workload = RecordedWorkload(str(ROOT / "recordings" / "thrash.mcap"))
+    workload.begin(64)
+    for small, large in zip(run.requests, workload.arrivals(), strict=True):
+        blocks = small.hashes + small.output_hashes
+        assert large.hashes + large.output_hashes == blocks[3::4]
+        assert len(large.hashes) == small.prompt_tokens // 64

@@ -302,19 +302,24 @@ def _recovered_document(segment: "Recovered") -> dict[str, object]:
 
 @rec.command("export")
 @click.argument("path", metavar="DIR-or-FILE", type=click.Path(exists=True, path_type=Path))
-@click.option("--to", "to", type=click.Choice(["jsonl", "chrome", "perfetto", "parquet"]), required=True,
-              help="jsonl has events for scripts, chrome and perfetto traces for a viewer, parquet tables for SQL.")
+@click.option("--to", "to", type=click.Choice(["jsonl", "chrome", "perfetto", "parquet", "html"]), required=True,
+              help="jsonl has events for scripts, chrome and perfetto traces for a viewer, parquet tables for SQL, "
+                   "html one page to send.")
 @click.option("--out", type=click.Path(path_type=Path), metavar="FILE",
               help="The file to write; parquet makes a directory. jsonl goes to stdout without it.")
 @RUN
+@click.option("--anonymize", is_flag=True, help="Hash the names of requests, sessions and clients in every field.")
 @filter_option("With --to jsonl: only events for which this holds, as 'kind = SlotMoved and to = preempted'.")
 @format_option("text", "json")
-def export_command(path: Path, to: str, out: Path | None, run: str | None, expression: str, form: str) -> None:
+def export_command(
+    path: Path, to: str, out: Path | None, run: str | None, anonymize: bool, expression: str, form: str
+) -> None:
     """Write a recording for other programs.
 
     perfetto opens in ui.perfetto.dev: a track for each slot with its states, lanes for copies, flows from plan to
     copy to end, counters for tiers. parquet is a directory of tables: requests, states, holds, transfers, tiers,
-    engine, events, gaps. Both need an extra of the package; chrome and jsonl need no extra.
+    engine, events, gaps. Both need an extra of the package; the others need no extra. html is one page of at most
+    100,000 events, which works without a network.
     """
     from kvbm_console.analysis.export import export, write_lines
     from kvbm_console.analysis.walk import evidence_of
@@ -328,6 +333,10 @@ def export_command(path: Path, to: str, out: Path | None, run: str | None, expre
             raise click.UsageError(f"--filter chooses events for --to jsonl, not for {to}; rec cut --where cuts")
         wanted = compiled("--filter", compile_event_filter, expression)
     evidence = evidence_of(Recording.open(path, run))
+    if anonymize:
+        from kvbm_console.analysis.anonymous import anonymous
+
+        evidence = anonymous(evidence)
     if out is None:
         if to != "jsonl":
             raise click.UsageError(f"--to {to} needs --out")
@@ -335,7 +344,8 @@ def export_command(path: Path, to: str, out: Path | None, run: str | None, expre
         sys.stdout.buffer.flush()
         return
     made = export(evidence, to, out, progress(), wanted)
-    what = {"jsonl": "lines", "chrome": "trace events", "perfetto": "packets", "parquet": "rows"}[to]
+    what = {"jsonl": "lines", "chrome": "trace events", "perfetto": "packets", "parquet": "rows",
+            "html": "events"}[to]
     print_result(form, made, lambda: [f"{made.path}  {number(made.items)} {what}, {number(made.bytes)} bytes"])
 
 

@@ -23,7 +23,7 @@ HITS_MAX: Final = 20_000
 @click.command()
 @click.argument("path", metavar="DIR-or-FILE", type=click.Path(exists=True, path_type=Path))
 @click.option("--at", "place", metavar="PLACE", help="Begin here: an event, 90s or -60s of the engine's time, end, a "
-              "time of day such as 15:00:03 or 2026-11-21T15:00:00.")
+              "time of day such as 15:00:03 or 2026-11-21T15:00:00, or the link of an exported page (#seq=237).")
 @click.option("--speed", type=click.FloatRange(0.001, 1e6), metavar="FACTOR",
               help="Play from there at once, N times as fast.")
 @click.option("--follow", is_flag=True, help="The recording is still being written: begin at its end, go on with it.")

@@ -5,7 +5,8 @@ in everything, also in the order of copies of a hash, so a leader goes on from i
 """
 
 from array import array
-from typing import Any, Final
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
 
 import msgspec
 import xxhash
@@ -18,6 +19,7 @@ from kvbm_console.core.slots import CandidateFacts, ConnectorFacts, OperationFac
 from kvbm_console.core.state import CacheState, Totals
 from kvbm_console.core.tiers import EngineFacts, PoolFacts, PoolInfo
 
+T = TypeVar("T", bound=msgspec.Struct)
 FACTS_VERSION: Final = 1
 PACKED_VERSION: Final = 2
 """The number in the place of packed facts; programs that cannot unpack refuse a snapshot by it."""
@@ -150,6 +152,24 @@ def decode_facts(data: bytes) -> CacheState:
         return _unpack(facts)
     except (msgspec.DecodeError, ValueError, IndexError) as error:
         raise FoldError(f"not a snapshot of facts: {error}") from None
+
+
+def renamed_facts(state: CacheState, rename: Callable[[str, Any], Any]) -> CacheState:
+    """A copy of the facts in which ``rename(field, value)`` stands for each field that may hold a name or a text."""
+
+    def renamed(part: T) -> T:
+        changes = {field: rename(field, getattr(part, field)) for field in part.__struct_fields__}
+        return msgspec.structs.replace(part, **changes)
+
+    facts = _DECODER.decode(encode_facts(state))
+    return _unpack(msgspec.structs.replace(
+        facts, slots=list(map(renamed, facts.slots)), candidates=list(map(renamed, facts.candidates)),
+        operations=list(map(renamed, facts.operations)), holds=list(map(renamed, facts.holds)),
+        breakpoints=list(map(renamed, facts.breakpoints)),
+        leases={rename("owner", owner): live for owner, live in facts.leases.items()},
+        frozen=None if facts.frozen is None else renamed(facts.frozen),
+        connectors=[(source, renamed(known)) for source, known in facts.connectors],
+    ))
 
 
 def _unpack(facts: _Facts) -> CacheState:

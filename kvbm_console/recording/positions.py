@@ -6,6 +6,7 @@
     2026-11-21T15:00:00   the wall's clock; with a zone, or local
     15:00:03              this time of the day on which the recording begins, or of the next day if it lasts until then
     end                   the last event
+    #seq=4711&slot=5      the link of a page that rec export --to html made: event 4711
 
 Law of this file: a time means the facts as of then, so it stands for the last event that is not later.
 """
@@ -24,6 +25,7 @@ from kvbm_console.recording.reader import Recording
 from kvbm_console.stream.tape import RunTape
 
 _TIME: Final = re.compile(r"(-?)(\d+(?:\.\d+)?)(ns|us|µs|ms|s|m|h)")
+_LINK: Final = re.compile(r"(?:[^#]{0,4096})#seq=(\d{1,18})(?:&slot=\d{1,18})?")
 _TIME_OF_DAY: Final = re.compile(r"\d{1,2}:\d{2}.*")
 _UNITS_NS: Final = {
     "ns": 1, "us": 1_000, "µs": 1_000, "ms": 1_000_000, "s": SECOND_NS, "m": 60 * SECOND_NS, "h": 3_600 * SECOND_NS,
@@ -50,6 +52,9 @@ def parse_position(text: str, *, utc: bool = False) -> Position:
         return Position("end")
     if text.isdecimal() and len(text) <= 18:
         return Position("seq", int(text))
+    link = _LINK.fullmatch(text)
+    if link is not None:
+        return Position("seq", int(link[1]))
     match = _TIME.fullmatch(text)
     if match is not None and len(text) <= 32:
         return Position("back" if match[1] else "engine", round(float(match[2]) * _UNITS_NS[match[3]]))

@@ -1,7 +1,7 @@
 """Exports: a recording for other programs.
 
-``jsonl`` for scripts, ``chrome`` and ``perfetto`` for trace viewers, ``parquet`` for SQL. Libraries that only one
-format needs are extras of the package and are imported when that format is written.
+``jsonl`` for scripts, ``chrome`` and ``perfetto`` for trace viewers, ``parquet`` for SQL, ``html`` to send. Libraries
+that only one format needs are extras of the package and are imported when that format is written.
 
 Law of this package: a file takes its name only when it is complete, and nothing is overwritten.
 """
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["FORMATS", "Exported", "export", "write_lines"]
 
-FORMATS: Final = {"jsonl": ".jsonl", "chrome": ".json", "perfetto": ".pftrace", "parquet": ""}
+FORMATS: Final = {"jsonl": ".jsonl", "chrome": ".json", "perfetto": ".pftrace", "parquet": "", "html": ".html"}
 """Format to the ending that its files usually have; parquet is a directory."""
 
 
@@ -79,6 +79,10 @@ def _stream(
 ) -> int:
     if form == "jsonl":
         return write_lines(evidence, file, progress, wanted)
+    if form == "html":
+        from kvbm_console.analysis.export.html import write_html
+
+        return write_html(evidence, file, progress)
     trace = _TRACES[form](file)
     _tell(evidence, trace, progress)
     return int(trace.written)  # type: ignore[attr-defined]

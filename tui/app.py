@@ -26,7 +26,7 @@ from textual.drivers.linux_driver import LinuxDriver
 
 from .canvas import Canvas
 from .desk import Desk, View
-from .draw.glyphs import ASCII, UNICODE
+from .draw.glyphs import ASCII, NO_PIXELS, UNICODE
 from .draw.table import Table
 from .keys import click, press
 from .model.numbers import plural
@@ -70,8 +70,8 @@ class ConsoleApp(App[int]):
         self.desks = [
             Desk(
                 each.mirror, each, each.mono, views if views is not None and each is session else all_views(),
-                glyphs=ASCII if ascii_only else UNICODE, read_only=read_only, socket=each.socket,
-                wall=each.wall, utc=utc,
+                glyphs=ASCII if ascii_only else NO_PIXELS if theme == "none" else UNICODE, read_only=read_only,
+                socket=each.socket, wall=each.wall, utc=utc,
             ) for each in self.sessions
         ]
         self.shown = 0
@@ -168,12 +168,15 @@ class ConsoleApp(App[int]):
         """The screen as SVG, drawn alike by every program."""
         return sturdy(super().export_screenshot(title=title, simplify=simplify))
 
-    def _export(self, name: str, table: Table | None) -> None:
-        """The screen as ``name.txt`` and ``name.svg`` in the working directory, its list as ``name.csv``."""
+    def _export(self, name: str, table: Table | None, picture: str | None = None) -> None:
+        """The screen as ``name.txt`` and ``name.svg`` in the working directory, its list as ``name.csv``.
+
+        ``picture`` takes the place of the screen's SVG.
+        """
         text = "\n".join(line.text.rstrip() for line in self.canvas.lines)
         try:
             Path(f"{name}.txt").write_text(text + "\n", encoding="utf-8")
-            Path(f"{name}.svg").write_text(self.export_screenshot(title=name), encoding="utf-8")
+            Path(f"{name}.svg").write_text(picture or self.export_screenshot(title=name), encoding="utf-8")
             if table is not None:
                 with Path(f"{name}.csv").open("w", encoding="utf-8", newline="") as file:
                     csv.writer(file).writerows([table[0], *table[1]])

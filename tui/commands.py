@@ -15,7 +15,7 @@ from kvbm_console.stream.verbs import PALETTE, PaletteEntry
 
 from .debugging import refusal, request
 from .desk import Desk
-from .draw.frame import TABS
+from .draw.frame import TAB_KEYS, TABS
 from .draw.spans import Line, Row
 from .model.breaks import parse_breakpoint
 from .model.numbers import MINUTE, MS, US, S, cut, plain, plural
@@ -52,7 +52,7 @@ def commands(desk: Desk, press: Press) -> list[Command]:
             press(desk, key)
         return run
 
-    found = [Command(f"view {name.lower()}", "show this view", _does(desk.go, index), str(index + 1))
+    found = [Command(f"view {name.lower()}", "show this view", _does(desk.go, index), TAB_KEYS[index])
              for index, (name, _) in enumerate(TABS)]
     found += [
         Command("warnings", "problems that need a person, with evidence", _does(desk.go, len(TABS)), "!"),

@@ -46,7 +46,7 @@ AGES_FROM: Final = 100
 LINT_EVERY_NS: Final = S // 4
 COPY_AGAIN_NS: Final = 3 * S
 """``y`` pressed again within this time copies more."""
-OVERVIEW, SLOTS, SLOT, TIMELINE, TRANSFERS, TIERS, BREAKS, RECORD, LOG, WARNINGS, WHY, HELP = range(12)
+OVERVIEW, SLOTS, SLOT, TIMELINE, TRANSFERS, TIERS, BREAKS, RECORD, LOG, PREFIXES, WARNINGS, WHY, HELP = range(13)
 """Places of the views in the list that a desk is given."""
 TAP: Final = "KVBM_TAP=unix:PATH vllm serve MODEL"
 """The command that loads the tap. README.md describes its package and the daemon at PATH."""
@@ -79,6 +79,10 @@ class View:
 
     def rows(self, desk: "Desk") -> Table | None:
         """All rows of its list, on the screen or not; None for a view without a list."""
+        return None
+
+    def picture(self, desk: "Desk") -> str | None:
+        """The view as SVG, if it draws better than its rows do; None for a picture of the screen."""
         return None
 
     def reveal(self, desk: "Desk", event: Event) -> bool:

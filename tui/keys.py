@@ -10,7 +10,7 @@ from kvbm_console.core.expression import complete
 from . import debugging
 from .commands import open_palette
 from .debugging import transport_key
-from .desk import BREAKS, COPY_AGAIN_NS, LOG, SLOT, TIMELINE, WARNINGS, WHY, Desk
+from .desk import BREAKS, COPY_AGAIN_NS, LOG, PREFIXES, SLOT, TIMELINE, WARNINGS, WHY, Desk
 from .draw.frame import NAMES
 from .draw.spans import Action, Line
 from .model.events import cause_of, effect_of
@@ -62,6 +62,8 @@ def _everywhere(desk: Desk, key: str) -> None:
             _newest_hold(desk)
         case "t":
             desk.go(TIMELINE)
+        case "p":
+            desk.go(PREFIXES)
         case "space":
             _pause(desk)
         case "[" | "]":
@@ -218,7 +220,8 @@ def _copy(desk: Desk) -> None:
 
 def _export(desk: Desk) -> None:
     seq = desk.mirror.state.seq - 1 if desk.mirror.state is not None else 0
-    desk.actions.export(f"kvbm-console-{NAMES[desk.current].lower()}-{max(0, seq)}", desk.view.rows(desk))
+    name = f"kvbm-console-{NAMES[desk.current].lower()}-{max(0, seq)}"
+    desk.actions.export(name, desk.view.rows(desk), desk.view.picture(desk))
 
 
 # --- filter ----------------------------------------------------------------------------------------------------------

@@ -135,7 +135,7 @@ class TargetSession:
         """Leaves the console."""
         self.copy: Callable[[str], None] = lambda text: None
         """Puts text on the terminal's clipboard."""
-        self.export: Callable[[str, Table | None], None] = lambda name, table: None
+        self.export: Callable[[str, Table | None, str | None], None] = lambda name, table, picture: None
         """Writes the screen as text and as a picture, and the rows of its list as CSV."""
         self.show_target: Callable[[int], None] = lambda number: None
         """Shows another target of this console."""
@@ -179,7 +179,7 @@ class TargetSession:
 
     def attach(
         self, spawn: Spawner, tell: Callable[[str, str], None], quit_: Callable[[], None],
-        copy: Callable[[str], None], export: Callable[[str, Table | None], None],
+        copy: Callable[[str], None], export: Callable[[str, Table | None, str | None], None],
         show: Callable[[int], None] = lambda number: None,
     ) -> None:
         """Connect the session to an application."""

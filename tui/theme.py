@@ -18,6 +18,8 @@ DARK: Final[dict[str, str]] = {
     "fill.onboard": "#b8742e", "fill.prefill": "#2f86c6", "fill.decode": "#2b7d66",
     "initialized": "#a9b5c5", "onboard": "#e28c36", "prefill": "#309ce8", "decode": "#47c299",
     "preempted": "#efbcec", "finishing": "#8f9bad", "finished": "#717d90",
+    "map.g1": "#2fb391", "map.g2": "#4290d8", "map.g3": "#8f74d6", "map.g4": "#b5739d", "map.gone": "#39424f",
+    "seam": "#fb4a64",
 }
 LIGHT: Final[dict[str, str]] = {
     "background": "#fbfbf8", "bar": "#eeefea", "sel": "#d9e5f2", "rule": "#d3d6d1", "text": "#1d2630",
@@ -29,6 +31,8 @@ LIGHT: Final[dict[str, str]] = {
     "fill.onboard": "#d08a35", "fill.prefill": "#3f86bd", "fill.decode": "#5fb3a0",
     "initialized": "#586370", "onboard": "#ad5100", "prefill": "#085891", "decode": "#007a62",
     "preempted": "#ae18cc", "finishing": "#586370", "finished": "#707a84",
+    "map.g1": "#12876a", "map.g2": "#2a6fb0", "map.g3": "#6a4fb5", "map.g4": "#96507c", "map.gone": "#8d949c",
+    "seam": "#d0103f",
 }
 _STATES: Final = {
     "initialized": "initialized", "onboard_staged": "onboard", "onboarding": "onboard", "skipped_prefill": "prefill",
@@ -41,6 +45,8 @@ _ANSI_DARK: Final[dict[str, str]] = {
     "initialized": "white", "onboard": "yellow", "prefill": "bright_blue", "decode": "cyan",
     "preempted": "bright_magenta", "finishing": "white", "finished": "bright_black",
     "fill.onboard": "yellow", "fill.prefill": "bright_blue", "fill.decode": "cyan",
+    "map.g1": "green", "map.g2": "blue", "map.g3": "magenta", "map.g4": "yellow", "map.gone": "bright_black",
+    "seam": "bright_red",
 }
 _ANSI_LIGHT: Final[dict[str, str]] = {
     **_ANSI_DARK, "caution": "black", "fault": "red", "muted": "bright_black", "trend": "bright_black",
@@ -84,6 +90,11 @@ class Theme:
 
     def _rich_style(self, role: str, ground: str) -> Style:
         colours = self._colours
+        if role.startswith("map:"):
+            _, above, below = role.split(":")
+            words = {"label": "#ffffff", "hatch": colours["background"]}
+            front = words[above] if above in words else self._pixel(above)
+            return Style(color=front, bgcolor=self._pixel(below) if below else colours["background"])
         back = {"": "background", "bar": "bar", "sel": "sel"}[ground]
         bold = role in _BOLD or role.startswith("pill")
         fore = _foreground(role)
@@ -97,14 +108,46 @@ class Theme:
             back, fore = "text", "background"
         return Style(color=colours.get(fore, colours["text"]), bgcolor=colours[back], bold=bold)
 
+    def _pixel(self, code: str) -> str:
+        """A colour of the prefix map: ``g1.2`` is bright, ``g1.0`` dim, ``g1.2*`` chosen, ``fold.g1`` folded."""
+        colours, chosen = self._colours, code.endswith("*")
+        kind, _, light = code.rstrip("*").partition(".")
+        if kind == "fold":
+            kind, light = light, "fold"
+        if kind == "seam":
+            return colours["seam"]
+        if not self.rich:
+            return "bright_white" if chosen else colours[f"map.{kind}"]
+        colour = blend(colours["background"], colours[f"map.{kind}"], _LIGHT[light])
+        return blend(colour, colours["text"], 0.4) if chosen else colour
+
     def _plain_style(self, role: str, ground: str) -> Style:
         colours = self._colours
+        if role.startswith("map:") and colours:
+            _, above, below = role.split(":")
+            words = {"label": "bright_white", "hatch": "black"}
+            front = words[above] if above in words else self._pixel(above)
+            return Style(color=front, bgcolor=self._pixel(below) if below else None)
         reverse = ground == "sel" or role.startswith("pill") or role in ("cursor", "tabsel", "heldbox", "keysel")
         bold = role in _BOLD or role.startswith("pill") or role in ("fault", "caution", "limit.fault")
         colour = colours.get(_foreground(role))
         if role in ("heldbox", "hatch") and colours:
             return Style(color="black", bgcolor="bright_yellow")
         return Style(color=None if reverse else colour, reverse=reverse, bold=bold)
+
+
+_LIGHT: Final = {"2": 1.0, "1": 0.72, "0": 0.5, "fold": 0.6}
+"""Shares of the colour of a pixel, by the age of its last use: the rest is background."""
+
+
+def blend(ground: str, colour: str, share: float) -> str:
+    """A colour over a ground.
+
+    >>> blend("#000000", "#ff8000", 0.5)
+    '#804000'
+    """
+    channels = ((int(ground[at : at + 2], 16), int(colour[at : at + 2], 16)) for at in (1, 3, 5))
+    return "#" + "".join(f"{round(low + (high - low) * share):02x}" for low, high in channels)
 
 
 _BOLD: Final = frozenset({"strong", "title", "key", "tabsel", "held", "heldbox", "mark.fault", "mark.caution"})

@@ -69,9 +69,9 @@ def test_a_long_name_swallows_nothing(width: int, size: int) -> None:
 
 def test_the_tabs_are_the_mock_up() -> None:
     assert frame.tabs_line(0, 80, False).text == (
-        "1 Overview 2 Slots 3 Slot 4 Timeline 5 Transfers 6 Tiers 7 Breaks 8 Record 9 Log")
+        "1 Overview 2 Slots 3 Slot 4 Time 5 Transfers 6 Tiers 7 Breaks 8 Rec 9 Log p Map")
     assert frame.tabs_line(0, 120, True).text == (
-        " 1 Overview  2 Slots  3 Slot  4 Timeline  5 Transfers  6 Tiers  7 Breakpoints  8 Replay  9 Log")
+        " 1 Overview  2 Slots  3 Slot  4 Timeline  5 Transfers  6 Tiers  7 Breakpoints  8 Replay  9 Log  p Prefixes")
 
 
 def test_the_key_row_is_the_mock_up() -> None:
@@ -81,7 +81,7 @@ def test_the_key_row_is_the_mock_up() -> None:
 
 
 @pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("view", range(9))
+@pytest.mark.parametrize("view", range(10))
 def test_every_view_fills_the_screen_exactly(view: int, size: tuple[int, int]) -> None:
     nothing: list[FeedItem] = [connected(), SnapshotTaken(CacheState())]
     for ascii_only in (False, True):
@@ -107,7 +107,7 @@ def test_a_screen_that_is_too_small_says_so() -> None:
 def test_ascii_needs_no_other_character_from_the_glyph_tables() -> None:
     from tui.draw.glyphs import TRANSLATE
 
-    for view in range(9):
+    for view in range(10):
         desk = desk_of(ascii_only=True)
         desk.current = view
         desk.select("agent-0003.2")
@@ -467,7 +467,7 @@ def test_the_log_follows_until_it_is_scrolled() -> None:
 
 def test_themes_resolve_every_role_that_is_drawn() -> None:
     roles: set[tuple[str, str]] = set()
-    for view in range(9):
+    for view in range(10):
         desk = desk_of()
         desk.current = view
         desk.select("agent-0003.2")

@@ -19,6 +19,7 @@ from textual.pilot import Pilot
 
 from kvbm_console.analysis.explain import explain
 from kvbm_console.analysis.walk import evidence_of
+from kvbm_console.core.columns import pack_hashes
 from kvbm_console.core.config import BreakpointSpec
 from kvbm_console.core.events import PoolKnown
 from kvbm_console.core.ids import Authority, SlotState, Tier
@@ -38,8 +39,8 @@ from tui.source import TargetSession
 ROOT: Final = Path(__file__).resolve().parents[2] / "tui"
 RECORDINGS: Final = ROOT.parent / "recordings"
 SIZE: Final = (120, 40)
-FILES: Final = ("overview", "slots", "slot", "timeline", "transfers", "tiers", "breaks", "record", "log", "warnings",
-                "why")
+FILES: Final = ("overview", "slots", "slot", "timeline", "transfers", "tiers", "breaks", "record", "log", "prefixes",
+                "warnings", "why")
 """The views by their number, as files."""
 NAMED: Final = {
     "?": "question_mark", "/": "slash", ":": "colon", "!": "exclamation_mark", "[": "left_square_bracket",
@@ -122,8 +123,12 @@ def fresh(view: int, *, recording: bool = False) -> tuple[Desk, FakeActions]:
     items: list[FeedItem] | None = [connected(recording=True, control=False), script.snapshot()] if recording else None
     desk = desk_of(script, mono=mono, items=items, actions=actions)
     actions.explained = explained()
-    if view in (2, 8, 10):
+    if view in (2, 8, 11):
         desk.select("rag-0002.7")
+    if view == 9:  # two prompts that share their beginning, wide enough to be the first box
+        for number in range(100):
+            column = pack_hashes([7, 8, 9 + number % 2])
+            desk.mirror.prefixes.opened(1_000 + number, f"shared-{number}", column, script.state.at_ns)
     if view == 7:
         for seq in range(5, 60, 5):
             desk.marks.toggle(Mark(seq, script.events[seq].at_ns))
@@ -195,17 +200,19 @@ BEFORE: Final[dict[tuple[int, str], tuple[str, ...]]] = {
     (6, "B"): ("down",), (6, "x"): ("down",), (6, "escape"): ("down",),
     (8, "G"): ("up",), (8, "end"): ("up",), (8, "f"): ("up",), (8, "escape"): ("up",), (8, "enter"): ("up",),
     (8, "pagedown"): ("g",),
+    **{(9, key): ("down",) for key in ("up", "k")}, **{(9, key): ("l",) for key in ("h", "shift+tab")},
+    (9, "Z"): ("z",), (9, "0"): ("-",), (9, "escape"): ("enter",), (9, "+"): ("-",), (9, "="): ("-",),
 }
 """What has to be pressed first for a key to have something to do, by view and key."""
 LIVE: Final[dict[str, tuple[int, tuple[str, ...], str]]] = {
-    **{str(number + 1): (9, (), word) for number, word in enumerate((
+    **{str(number + 1): (10, (), word) for number, word in enumerate((
         "NEEDS YOU", "sorted by need", "STORY", "whole run", "TRANSFERS", "referenced", "BREAKPOINTS", "RECORDER",
         "LOG",
     ))},
     "q": (0, (), "call quit"), "ctrl+c": (0, (), "call quit"), "?": (0, (), "EVERYWHERE"),
     "escape": (0, ("2",), "NEEDS YOU"), "/": (1, (), " / "), ":": (0, (), "show this view"),
     "ctrl+p": (0, (), "show this view"),
-    "!": (0, (), "WARNINGS"), "H": (0, (), "HELD"), "t": (0, (), "whole run"),
+    "!": (0, (), "WARNINGS"), "H": (0, (), "HELD"), "t": (0, (), "whole run"), "p": (0, (), "PREFIXES"),
     "space": (0, (), "PAUSED"),
     "[": (8, ("up",), ""), "]": (2, ("G",), ""), "w": (2, (), "call why"), "{": (0, (), "call show_target"),
     "}": (0, (), "call show_target"), "m": (8, (), "' comes back to it"), "'": (8, ("m", "g"), "seq"),

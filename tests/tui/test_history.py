@@ -188,7 +188,7 @@ async def test_a_session_asks_about_the_recorder_only_when_somebody_looks(monkey
     def spawn(work: Any, name: str) -> None:
         tasks.append(asyncio.create_task(work, name=name))
 
-    session.attach(spawn, lambda text, role: None, lambda: None, lambda text: None, lambda name, table: None)
+    session.attach(spawn, lambda text, role: None, lambda: None, lambda text: None, lambda name, table, picture: None)
     spawn(session.run(breathe), "feed")
     await feed.over.wait()
     assert feed.times == 0

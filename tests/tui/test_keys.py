@@ -157,7 +157,7 @@ def test_transport_keys_of_a_recording() -> None:
     assert transport.calls[-1] == ("seek", 0)
     click(desk, zone.end - 1, bar)
     assert transport.calls[-1] == ("seek", 100)
-    assert "8 Replay" in screen(desk)[1]
+    assert "8 Play" in screen(desk)[1]
 
 
 @pytest.mark.parametrize(("typed", "said"), [

@@ -76,7 +76,7 @@ class Console:
         self.session = session
         self.desk = Desk(session.mirror, session, session.mono, all_views(), wall=lambda: 0)
         self.tasks: list[asyncio.Task[None]] = []
-        session.attach(self.spawn, self.desk.tell, lambda: None, lambda text: None, lambda name, table: None)
+        session.attach(self.spawn, self.desk.tell, lambda: None, lambda text: None, lambda name, table, picture: None)
         self.spawn(session.run(), "feed")
 
     def spawn(self, work: Awaitable[None], name: str) -> None:

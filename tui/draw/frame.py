@@ -15,10 +15,12 @@ from .glyphs import Glyphs
 from .spans import Action, Line, Row
 
 TABS: Final = (
-    ("Overview", "Overview"), ("Slots", "Slots"), ("Slot", "Slot"), ("Timeline", "Timeline"),
-    ("Transfers", "Transfers"), ("Tiers", "Tiers"), ("Breakpoints", "Breaks"), ("Record", "Record"), ("Log", "Log"),
+    ("Overview", "Overview"), ("Slots", "Slots"), ("Slot", "Slot"), ("Timeline", "Time"),
+    ("Transfers", "Transfers"), ("Tiers", "Tiers"), ("Breakpoints", "Breaks"), ("Record", "Rec"), ("Log", "Log"),
+    ("Prefixes", "Map"),
 )
 """Names of the views, and the short form below 100 columns."""
+TAB_KEYS: Final = "123456789p"
 NAMES: Final = (*(long for long, _ in TABS), "Warnings", "Why")
 """Names of all views, for files and help."""
 NAME_SHARE: Final = 4
@@ -160,15 +162,17 @@ def tabs_line(current: int, width: int, recording: bool) -> Line:
     for index, (long_name, short_name) in enumerate(TABS):
         if index:
             row.put(" " * gap)
-        name = "Replay" if recording and index == 7 else short_name if short else long_name
+        name = short_name if short else long_name
+        if recording and index == 7:
+            name = "Play" if short else "Replay"
         if width < 80 and index != current:
             name = ""
-        text = f"{index + 1} {name}".rstrip()
+        text = f"{TAB_KEYS[index]} {name}".rstrip()
         if index == current:
             row.put(text, "tabsel", ("view", index))
         else:
             start = row.x
-            row.put(str(index + 1), "faint").put(text[1:], "tab").zone(start, ("view", index))
+            row.put(text[0], "faint").put(text[1:], "tab").zone(start, ("view", index))
     return row.line("", width)
 
 

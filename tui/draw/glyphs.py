@@ -66,6 +66,8 @@ class Glyphs(msgspec.Struct, frozen=True):
     rule: str
     miss: str
     knob: str
+    pixels: bool
+    """True if half a cell can have a colour of its own."""
     map: tuple[str, str, str, str, str]
     """Empty, cached, referenced, writing, quarantined."""
 
@@ -98,8 +100,10 @@ UNICODE: Final = Glyphs(
     held="‖", hatch="╱", gap="░", late="┅", queued="┄", wire="━",
     prompt={Tier.G1: "▆", Tier.G2: "▄", Tier.G3: "▂", Tier.G4: "▁"}, computed="━", todo="·",
     trend="▁▂▃▄▅▆", eighths="▁▂▃▄▅▆▇█", full="━", half="╸", track="─", select="▌", cursor="┆", cursor_top="┬",
-    mark="◊", branch="└", window=("▕", "▏"), rule="─", miss="─", knob="●", map=("·", "▄", "█", "▒", "¦"),
+    mark="◊", branch="└", window=("▕", "▏"), rule="─", miss="─", knob="●", pixels=True, map=("·", "▄", "█", "▒", "¦"),
 )
+NO_PIXELS: Final = msgspec.structs.replace(UNICODE, pixels=False)
+"""For a terminal without colours: textures tell what colours would."""
 ASCII: Final = Glyphs(
     ascii=True,
     state={
@@ -117,7 +121,7 @@ ASCII: Final = Glyphs(
     held="#", hatch="#", gap="?", late="!", queued="-", wire="=",
     prompt={Tier.G1: "1", Tier.G2: "2", Tier.G3: "3", Tier.G4: "4"}, computed="+", todo=".",
     trend="_.-=+*", eighths="_.-=+*##", full="=", half="=", track="-", select=">", cursor="|", cursor_top="|",
-    mark="*", branch="`", window=("[", "]"), rule="-", miss="-", knob="o", map=(".", "c", "R", "w", "q"),
+    mark="*", branch="`", window=("[", "]"), rule="-", miss="-", knob="o", pixels=False, map=(".", "c", "R", "w", "q"),
 )
 
 

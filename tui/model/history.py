@@ -16,6 +16,7 @@ from itertools import islice
 from typing import Any, Final
 
 from kvbm_console.analysis import lives as fold
+from kvbm_console.analysis import prefix_map as prefixes
 from kvbm_console.analysis.lives import Life, Lives, Move, Stay, Transfer
 from kvbm_console.core import events as ev
 from kvbm_console.core.columns import HASH_BYTES, ID_BYTES
@@ -192,6 +193,8 @@ class History(Lives):
         """Hold to local time of its beginning: its deadline runs on the wall clock."""
         self.ended_holds = EndedHolds()
         """Holds that ended or were refused while this console looked."""
+        self.prefixes = prefixes.PrefixMap()
+        """All prompts as a forest."""
         self.frozen_mono: int | None = None
         """Local time at which the target was frozen; None while it is not."""
         self.mono_ns = 0
@@ -237,7 +240,18 @@ class History(Lives):
         return None
 
 
+def _opened(history: History, e: ev.SlotOpened) -> None:
+    fold.opened(history, e)
+    prefixes.opened(history.prefixes, e)
+
+
+def _closed(history: History, e: ev.SlotClosed) -> None:
+    fold.closed(history, e)
+    prefixes.closed(history.prefixes, e)
+
+
 def _cloned(history: History, e: ev.SlotCloned) -> None:
+    prefixes.cloned(history.prefixes, e)
     history.decoding += fold.cloned(history, e) is SlotState.DECODING
 
 
@@ -258,6 +272,14 @@ def _assigned(history: History, e: ev.DeviceBlocksAssigned) -> None:
 def _evicted(history: History, e: ev.BlocksEvicted) -> None:
     history.flows.evicted[e.pool].add(e.at_ns, len(e.ids) // ID_BYTES)
     history.tell(e.for_slot, e)
+    if history.state is not None:
+        prefixes.evicted(history.prefixes, e, history.state)
+
+
+def _filled_exactly(history: History, e: ev.BlocksFilled) -> None:
+    _filled(history, e)
+    if history.state is not None:
+        prefixes.filled(history.prefixes, e, history.state)
 
 
 def _filled(history: History, e: ev.BlocksFilled) -> None:
@@ -277,6 +299,7 @@ def _seen(history: History, e: ev.BlocksSeen) -> None:
     state = history.state
     if state is None or e.pool >= len(state.pools):
         return  # a pool that came while facts were sampled
+    prefixes.seen(history.prefixes, e, state)
     source = state.pools[e.pool].info.source
     seen = history.sources.of(source)
     seen.last_ns = max(did_ns, seen.last_ns or did_ns)
@@ -329,6 +352,8 @@ def _advanced(history: History, e: ev.IterationAdvanced) -> None:
 def _scored(history: History, e: ev.PrefixScored) -> None:
     history.flows.scored(e.at_ns, e.prompt_blocks, e.hits)
     history.tell(e.slot, e)
+    if history.state is not None:
+        prefixes.scored(history.prefixes, e, history.state)
 
 
 def _hits_lost(history: History, e: ev.HitsLost) -> None:
@@ -371,6 +396,7 @@ def _reset(history: History, e: ev.ResetDone) -> None:
     history.decoding = 0
     history.hold_mono.clear()
     history.frozen_mono = None
+    history.prefixes.cleared()
 
 
 def _frozen(history: History, e: ev.Frozen) -> None:
@@ -392,11 +418,12 @@ def _wanted(keep: Callable[[Any, Any], object]) -> Callable[[Any, Any], object]:
 
 HISTORY: Final[dict[type[ev.Event], Callable[[Any, Any], object]]] = {
     **fold.FOLD,
-    ev.SlotCloned: _cloned, ev.SlotMoved: _moved, ev.LookupAnswered: _of_slot, ev.BlocksStaged: _of_slot,
+    ev.SlotOpened: _opened, ev.SlotClosed: _closed, ev.SlotCloned: _cloned,
+    ev.SlotMoved: _moved, ev.LookupAnswered: _of_slot, ev.BlocksStaged: _of_slot,
     ev.StagingReleased: _of_slot, ev.DeviceBlocksAssigned: _assigned, ev.DeviceBlocksReleased: _of_slot,
     ev.DeviceBlocksReplaced: _of_slot,
     ev.BlocksEvicted: _evicted, ev.BlocksSeen: _seen, ev.EngineMeasured: _measured,
-    ev.BlocksFilled: _filled, ev.BlocksReady: _ready,
+    ev.BlocksFilled: _filled_exactly, ev.BlocksReady: _ready,
     ev.SourceLost: _source_lost, ev.CandidatePromoted: _promoted, ev.CandidateEnded: _ended,
     ev.IterationAdvanced: _advanced, ev.PrefixScored: _scored, ev.HitsLost: _hits_lost, ev.BreakpointHit: _of_slot,
     ev.SlotHeld: _held, ev.HoldParked: _parked, ev.HoldReleased: _released, ev.HoldDenied: _denied,
@@ -429,8 +456,9 @@ SKIMMED: Final[dict[type[ev.Event], Callable[[Any, Any], object]]] = {
     **_same(
         ev.SlotOpened, ev.SlotCloned, ev.SlotMoved, ev.SlotClosed, ev.CandidatePlanned, ev.CandidateSkipped,
         ev.OperationStarted, ev.BreakpointHit, ev.HoldDenied, ev.IterationAdvanced, ev.ResetDone,
-        ev.BlocksFilled, ev.BlocksReady, ev.BlocksSeen, ev.SourceLost,
+        ev.BlocksReady, ev.BlocksSeen, ev.SourceLost,
     ),
+    ev.BlocksFilled: _filled,
     ev.CandidatePromoted: fold.promoted, ev.CandidateEnded: _ended_sampled,
     ev.PrefixScored: _of_slot, ev.HitsLost: _of_slot,
     ev.SlotHeld: _wanted(_held), ev.HoldReleased: _wanted(_released), ev.Frozen: _wanted(_frozen),
@@ -453,6 +481,7 @@ def adopt(history: History, state: CacheState, seen_ns: int, mono_ns: int) -> No
         _stand(life, slot, state, seen_ns)
     _transfers(history, state, seen_ns)
     history.decoding = sum(slot.state is SlotState.DECODING for slot in state.slots.values())
+    prefixes.adopt(history.prefixes, state, seen_ns)
     history.hold_mono = {
         number: history.hold_mono.get(number, mono_ns - max(0, state.at_ns - hold.since_ns))
         for number, hold in state.holds.items()

@@ -8,6 +8,7 @@ from .breaks import Breaks
 from .help import Help
 from .log import Log
 from .overview import Overview
+from .prefixes import Prefixes
 from .record import Record
 from .slot import SlotView
 from .slots import Slots
@@ -21,6 +22,6 @@ from .why import Why
 def all_views() -> list[View]:
     """A new object of every view, at the place that ``desk`` names; the help is the last."""
     return [
-        Overview(), Slots(), SlotView(), Timeline(), Transfers(), Tiers(), Breaks(), Record(), Log(), Warnings(),
-        Why(), Help(),
+        Overview(), Slots(), SlotView(), Timeline(), Transfers(), Tiers(), Breaks(), Record(), Log(), Prefixes(),
+        Warnings(), Why(), Help(),
     ]

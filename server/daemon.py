@@ -116,9 +116,10 @@ class Daemon:
             """The file of the sealed recording."""
             self.metrics = metrics
             self.spans: SpanExport | None = None
-            self.lints: LintWatch | None = None
             self.taps = TapListener(self.address) if self.address.startswith("unix:") else None
             self.service = self._assemble()
+            self.lints = LintWatch(self.service)
+            self.lints.always = metrics is not None
             self._prepare_debugger()
             self._prepare_spans()
         except BaseException:
@@ -160,8 +161,7 @@ class Daemon:
             streams=() if self.streams is None else self.streams.rows(),
             parts=service.parts.rows(), questions_refused=self.questions.refused,
             taps=service.costs(), spans={} if self.spans is None else self.spans.counts(),
-            lints={} if self.lints is None else self.lints.active,
-            lints_passed_over=None if self.lints is None else self.lints.passed_over,
+            lints=self.lints.active, lints_passed_over=self.lints.passed_over,
         )))
 
     def summary(self) -> Summary:
@@ -244,7 +244,7 @@ class Daemon:
         server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=(paced,))
         servicer = ConsoleServicer(
             self.service, Identity(options.program, self._target(), options.run, options.block_bytes), self._access,
-            self.questions,
+            self.questions, self.lints,
         )
         server.add_generic_rpc_handlers((servicer.handler(),))
         probe: Any = health.aio.HealthServicer()  # type: ignore[attr-defined]
@@ -330,9 +330,7 @@ class Daemon:
                 group.start_soon(self.service.keep, "taps", self.taps.run)
             if self.spans is not None:
                 group.start_soon(self.service.keep, "spans", self.spans.run)
-            if self.metrics is not None:
-                self.lints = LintWatch(self.service)
-                group.start_soon(self.service.keep, "lints", self.lints.run)
+            group.start_soon(self.service.keep, "lints", self.lints.run)
             if self.rig is None:
                 self._engine_clock_is_the_wall(loop)
             engine = asyncio.ensure_future(self._drive())

@@ -1,20 +1,25 @@
-"""The lints on a daemon's own stream, for its metrics.
+"""The lints and the digest of a daemon's own stream, for its metrics and its summary.
 
 They read the ring, as a console does, so neither a stimulus nor a scrape waits for them. They take an eighth of a core
-at most. If that does not suffice, they pass events over, count them, and go on from newer facts.
+at most. If that does not suffice, they pass events over, count them, and go on from newer facts. They run where metrics
+are served, and for a minute after each question for a summary.
 
-Law of this file: the metrics show the findings of the lints in the events that they saw. A scrape only reads numbers.
+Law of this file: metrics and summaries show what lints and digest found in the events that they saw. A scrape and a
+question only read numbers.
 """
 
 import asyncio
+import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import anyio
 import anyio.to_thread
+import msgspec
 
-from kvbm_console.analysis.lints import LINTS, LintFold, current, stream_lints
+from kvbm_console.analysis.digest import Digest, DigestFold
+from kvbm_console.analysis.lints import LINTS, Finding, LintFold, current, stream_lints
 from kvbm_console.core.snapshots import decode_facts
 from kvbm_console.core.state import CacheState
 from kvbm_console.service import LeaderService, Snapshot
@@ -29,6 +34,10 @@ SHARE: Final = 8
 """Reciprocal of the share of a core that the lints take, as much as a console."""
 TURN_EVENTS: Final = 16_384
 """Events of a turn, some tens of milliseconds in a thread; the budget is checked between turns."""
+ASKED_S: Final = 60.0
+"""A fleet view asks every few seconds; a minute after its last question nobody reads the answers."""
+FINDINGS_MAX: Final = 8
+"""Findings of a summary, the worst first."""
 
 
 class LintWatch:
@@ -39,23 +48,51 @@ class LintWatch:
         """Lint to the problems that it has found and that are so now."""
         self.passed_over = 0
         """Events that were not looked at, because there was no time for them."""
+        self.findings: Sequence[Finding] = ()
+        """The worst findings of now."""
+        self.digest = Digest()
+        """What the requests met, since the oldest event that the daemon remembered when the watch began."""
+        self.turns = 0
+        """Turns that are over; the other attributes say nothing before the first."""
+        self.always = False
+        """True where metrics are served."""
+        self._wanted = asyncio.Event()
+        self._asked_s = -math.inf
+        self._ran = False
         self._service = service
         self._spent_s = 0.0
         """Time that the last turn took of its thread."""
-        self._begin()
+        self._begin(service.oldest_snapshot())
 
-    def _begin(self) -> None:
-        snapshot = self._service.snapshot()
-        self._watch = LintFold(stream_lints())
+    def want(self) -> None:
+        """Somebody asks: watch for a minute from now."""
+        self._asked_s = time.monotonic()
+        self._wanted.set()
+
+    @property
+    def _is_wanted(self) -> bool:
+        return self.always or time.monotonic() - self._asked_s < ASKED_S
+
+    def _begin(self, snapshot: Snapshot) -> None:
+        self._digest = DigestFold()
+        self._watch = LintFold(stream_lints(), [self._digest])
         self._cursor = self._service.ring.cursor(snapshot.seq)
         self._state = CacheState()
         self._resume: tuple[Snapshot, GapSeen | None] | None = (snapshot, None)
 
     async def run(self) -> None:
-        """Watch from now until cancelled; may be called again after a lint's bug has ended the watch."""
-        self._begin()
+        """Watch while it is wanted, until cancelled; may be called again after a lint's bug has ended the watch."""
         pause_s = 0.0
+        if self._ran or self.always:  # an event that a lint cannot take must not come again
+            self._begin(self._service.snapshot())
+        self._ran = True
         while True:
+            if not self._is_wanted:
+                self._wanted.clear()
+                self.turns = 0
+                await self._wanted.wait()
+                self._begin(self._service.oldest_snapshot())
+                pause_s = 0.0
             await asyncio.sleep(pause_s)
             await self.turn()
             behind = self._service.ring.pending(self._cursor)
@@ -91,8 +128,12 @@ class LintWatch:
                 if event.seq >= self._state.seq:
                     self._watch.apply(self._state, event)
         found = dict.fromkeys(self.active, 0)
-        for finding in current(self._watch.findings(self._state, at_ns), at_ns):
+        now = list(current(self._watch.findings(self._state, at_ns), at_ns))
+        for finding in now:
             if finding.lint in found:
                 found[finding.lint] += 1
         self.active = found
+        self.findings = tuple(sorted(now, key=lambda finding: (finding.level, finding.since_ns))[:FINDINGS_MAX])
+        self.digest = msgspec.convert(msgspec.to_builtins(self._digest.digest), Digest)
+        self.turns += 1
         return time.thread_time() - began

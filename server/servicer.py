@@ -23,6 +23,7 @@ from kvbm_console.stream.ring import Lost
 from kvbm_console.wire import frames
 from kvbm_console.wire.batches import MSGPACK, PROTOBUF
 from kvbm_console.wire.protocol import (
+    FOUND_HASHES_MAX,
     HISTORY_EVENTS_MAX,
     NAME_BYTES_MAX,
     PROTOCOL_MAJOR,
@@ -36,7 +37,9 @@ from kvbm_console.wire.v1 import console_pb2 as pb
 from .access import AccessRules, Context
 from .control import ControlMethod
 from .feeding import FeedMethod
+from .fleet import find, summary_of
 from .guard import Malformed, guarded, parse, refuse, require_text
+from .lints import LintWatch
 from .questions import CALL_NS, Questions, Turn
 from .recording import RecordingMethod, recorder_message
 
@@ -63,9 +66,10 @@ class ConsoleServicer:
 
     def __init__(
         self, service: LeaderService, identity: Identity, access: AccessRules | None = None,
-        questions: Questions | None = None,
+        questions: Questions | None = None, watch: LintWatch | None = None,
     ) -> None:
         self._service = service
+        self._watch = watch or LintWatch(service)
         self._questions = questions or Questions()
         self._access = access or AccessRules()
         self._identity = identity
@@ -161,7 +165,7 @@ class ConsoleServicer:
         return bytes(reply.SerializeToString())
 
     async def query(self, data: bytes, context: Context) -> bytes:
-        """The status document, the digest, or past events."""
+        """The status document, the digest, past events, the summary, or what there is of blocks and a request."""
         request = parse("Query", pb.QueryRequest, data)
         question = request.WhichOneof("what")
         reply = pb.QueryReply()
@@ -171,8 +175,17 @@ class ConsoleServicer:
             reply.digest.seq, reply.digest.digest = self._service.digest()
         elif question == "history":
             self._history(request.history, reply.history)
+        elif question == "summary":
+            summary = summary_of(self._service, self._watch, self._identity.program, self._identity.target)
+            reply.summary_json = msgspec.json.encode(summary).decode()
+        elif question == "find":
+            require_text("request", request.find.request, NAME_BYTES_MAX)
+            hashes = request.find.hashes
+            if len(hashes) > FOUND_HASHES_MAX:
+                raise Malformed(f"find has at most {FOUND_HASHES_MAX} hashes, got {len(hashes)}")
+            reply.found_json = msgspec.json.encode(find(self._service, hashes, request.find.request)).decode()
         else:
-            raise Malformed("what must be status, digest or history")
+            raise Malformed("what must be status, digest, history, summary or find")
         return bytes(reply.SerializeToString())
 
     def _history(self, request: pb.HistoryQuery, reply: pb.HistoryReply) -> None:

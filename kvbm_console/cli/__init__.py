@@ -16,6 +16,7 @@ COMMANDS: Final[dict[str, str]] = {
     "serve": "kvbm_console.cli.serve:serve",
     "attach": "kvbm_console.cli.attach:attach",
     "status": "kvbm_console.cli.status:status",
+    "fleet": "kvbm_console.cli.fleet:fleet",
     "tail": "kvbm_console.cli.tail:tail",
     "break": "kvbm_console.cli.breaks:break_group",
     "holds": "kvbm_console.cli.debug:holds",

@@ -487,6 +487,108 @@ class Exploration(msgspec.Struct):
     findings: list[ExploredFinding]
 
 
+class TierFill(msgspec.Struct):
+    """How full a tier of a daemon is."""
+
+    resident_blocks: int
+    capacity_blocks: int | None
+
+
+class ProblemRow(msgspec.Struct):
+    """A problem of a daemon: a finding of `doctor`, or a part of the daemon that does not run."""
+
+    level: str
+    lint: str
+    who: str
+    what: str
+    because: str
+    request: str | None
+
+
+class FleetRow(msgspec.Struct):
+    """A daemon of a fleet."""
+
+    target: str
+    name: str
+    stands: str
+    """`fault`, `gone`, `held`, `caution` or `fine`."""
+    error: str | None
+    """Why the daemon did not answer."""
+    silent_s: float
+    """Seconds since its last answer."""
+    hit_rate: float | None
+    seq: int | None
+    slots: dict[str, int]
+    """Live slots by state."""
+    holds: int
+    tiers: dict[str, TierFill]
+    problems: list[ProblemRow]
+    """The worst first, at most eight and those of the daemon's parts."""
+    passed_over_events: int
+    """Events that its figures do not cover."""
+
+
+class Quantiles(msgspec.Struct):
+    """Nanoseconds, at most 2 % too high; null without a request."""
+
+    p50: int | None
+    p90: int | None
+    p99: int | None
+
+
+class MissingPrefix(msgspec.Struct):
+    """A block from which prompts began to miss."""
+
+    hash: str
+    blocks: int
+    """Blocks that were computed from here on."""
+    error_blocks: int
+    """At most so many of them belong to other blocks."""
+    requests: int
+    why: str
+    lies_at: dict[str, list[str]]
+    """Target of each daemon that holds the block, to its tiers."""
+
+
+class FleetDocument(msgspec.Struct):
+    """A fleet now: its daemons by need, and the sum of their requests as far back as each daemon remembers."""
+
+    daemons: list[FleetRow]
+    stands: dict[str, int]
+    prompt_blocks: int
+    hit_blocks: dict[str, int]
+    missed_blocks: int
+    finished_requests: int
+    preemptions: int
+    first_token_ns: Quantiles
+    latency_ns: Quantiles
+    missing: list[MissingPrefix]
+
+
+class Holder(msgspec.Struct):
+    """A daemon that has the block or the request."""
+
+    target: str
+    tiers: list[str]
+    slot: str | None
+    state: str | None
+
+
+class SilentDaemon(msgspec.Struct):
+    """A daemon that did not answer."""
+
+    target: str
+    error: str
+
+
+class WhoHas(msgspec.Struct):
+    """With `--who-has`: the daemons that have a block or a request."""
+
+    who_has: str
+    daemons: list[Holder]
+    silent: list[SilentDaemon]
+
+
 def documents() -> dict[str, Any]:
     """Command to the type of its document, in the order of the help."""
     from kvbm_console.analysis.diff import Difference
@@ -511,7 +613,8 @@ def documents() -> dict[str, Any]:
              "run-for", "freeze", "thaw", "disarm", "config init")
     recorder = dict.fromkeys(("rec start", "rec stop", "rec rotate"), RecorderStatus)
     return {
-        "demo": Summary, "serve": Summary, "status": Status, "replay": Status, "holds": list[HoldRow],
+        "demo": Summary, "serve": Summary, "status": Status, "fleet": FleetDocument | WhoHas,
+        "replay": Status, "holds": list[HoldRow],
         "break list": list[BreakpointRow], "break set": Verdict, "break test": Tried, **dict.fromkeys(verbs, Answer),
         "reset": ResetReport, "drain": DrainReport, **recorder, "rec status": RecorderStatus | None, "rec dump": Made,
         "rec cut": Made, "rec merge": Made, "rec info": RecordingInfo, "rec verify": VerifyReport,

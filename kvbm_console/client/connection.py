@@ -10,6 +10,7 @@ from typing import Any, Final, Self, TypeVar
 import msgspec
 from google.protobuf.message import Message
 
+from kvbm_console.analysis.fleet import DaemonSummary, Located
 from kvbm_console.client.access import Access, open_channel
 from kvbm_console.client.control import ControlSession
 from kvbm_console.client.feeder import FeedClient
@@ -105,6 +106,16 @@ class Client:
         reply = await self._query(pb.QueryRequest(status=pb.StatusQuery(slot_filter=slot_filter)))
         document: dict[str, Any] = msgspec.json.decode(reply.status_json)
         return document
+
+    async def summary(self) -> DaemonSummary:
+        """The daemon in a few kilobytes. Raises ``UsageError`` if it is older than protocol 1.9."""
+        reply = await self._query(pb.QueryRequest(summary=pb.SummaryQuery()))
+        return msgspec.json.decode(reply.summary_json, type=DaemonSummary)
+
+    async def find(self, hashes: Sequence[int], request: str = "") -> list[Located]:
+        """What the daemon has of each block and, if it is named, of the request, which stands last."""
+        reply = await self._query(pb.QueryRequest(find=pb.FindQuery(hashes=hashes, request=request)))
+        return msgspec.json.decode(reply.found_json, type=list[Located])
 
     async def digest(self) -> tuple[int, int]:
         """(number of the next event, digest of the facts) as of now."""

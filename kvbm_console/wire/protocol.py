@@ -29,6 +29,8 @@ TOKEN_BYTES_MAX: Final = 512
 """A token is made by a machine: 16 random bytes in hexadecimal have 32 characters."""
 HISTORY_EVENTS_MAX: Final = 4_096
 """Events of an answer about the past: a flush."""
+FOUND_HASHES_MAX: Final = 256
+"""Blocks of a question where they lie: more than the missing prefixes that a fleet's view names."""
 REPLY_BYTES_MAX: Final = 64 * 1024 * 1024
 """The largest reply that a client accepts: a flush of events with long columns, bounded like a batch in a recording."""
 

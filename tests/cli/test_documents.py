@@ -59,7 +59,7 @@ LIVE: Final[list[tuple[str, str]]] = [
     ("break clear", ""), ("break set", "--to decoding --max-hold 100s --wait 60s"), ("step", "HOLD"),
     ("skip", "HOLD"), ("disarm", ""), ("run-for", "1ms"), ("thaw", ""), ("rec status", ""), ("rec start", "run"),
     ("rec rotate", ""), ("rec status", ""), ("rec stop", ""), ("rec dump", "dumped.mcap"), ("reset", ""),
-    ("drain", "--for 1s"), ("holds --ended", ""),
+    ("drain", "--for 1s"), ("holds --ended", ""), ("fleet", ""), ("fleet", "--who-has 0123456789abcdef"),
 ]
 """What is asked of one daemon, in this order."""
 

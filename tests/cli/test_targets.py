@@ -21,7 +21,7 @@ from tests.cli.tree import LOCAL, clients, flags_of, leaves
 from tests.server.daemons import certificate_in
 
 ACCESS: Final = ("--target", "--tls-ca", "--token-file")
-POSITIONAL: Final = {("attach",), ("status",), ("tail",), ("mcp",)}
+POSITIONAL: Final = {("attach",), ("status",), ("tail",), ("mcp",), ("fleet",)}
 """Commands whose row in the product's table shows TARGET as an argument."""
 TOKEN: Final = "0123456789abcdef0123456789abcdef"
 
@@ -36,7 +36,7 @@ class Call(NamedTuple):
 
 CALLS: Final[dict[tuple[str, ...], Call]] = {
     ("attach",): Call(status=2, control=False), ("status",): Call(("--format", "json"), control=False),
-    ("tail",): Call(("--count", "3"), control=False),
+    ("tail",): Call(("--count", "3"), control=False), ("fleet",): Call(("--once",), control=False),
     ("break", "set"): Call(("--to", "decoding", "--request", "none", "--name", "mine")),
     ("break", "list"): Call(control=False), ("break", "disable"): Call(("1",)), ("break", "enable"): Call(("1",)),
     ("break", "save"): Call(("saved.json",), control=False), ("break", "load"): Call(("saved.json",)),

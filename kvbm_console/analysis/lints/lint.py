@@ -6,7 +6,7 @@ the class registers it in ``LINTS``, from which ``doctor``, the console and the 
 Law of this file: a finding names its evidence by number, and a lint keeps a bounded number of findings that are over.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from enum import IntEnum
 from typing import Any, ClassVar, Final, Literal
 
@@ -140,20 +140,22 @@ LINTS: Final[dict[str, type[Lint]]] = {}
 
 
 class LintFold:
-    """Folds a stream of events and shows it to lints, so that each sees the facts before and after in the same order.
+    """Folds a stream of events and shows it to lints and ``more`` visitors, so that each sees the facts before and
+    after in the same order.
 
     ``walk`` does the same with whole evidence, but needs the file layer.
     """
 
-    def __init__(self, lints: list[Lint]) -> None:
+    def __init__(self, lints: list[Lint], more: Sequence[Visitor] = ()) -> None:
         self.lints = lints
-        self._before: dict[type[Event], list[Handler]] = merged(lint.before for lint in lints)
-        self._after: dict[type[Event], list[Handler]] = merged(lint.after for lint in lints)
+        self._all: list[Visitor] = [*lints, *more]
+        self._before: dict[type[Event], list[Handler]] = merged(visitor.before for visitor in self._all)
+        self._after: dict[type[Event], list[Handler]] = merged(visitor.after for visitor in self._all)
 
     def resumed(self, state: CacheState, gap: GapSeen | None = None) -> None:
         """The facts are known from here on, behind ``gap`` unless that is None."""
-        for lint in self.lints:
-            lint.resumed(state, gap)
+        for visitor in self._all:
+            visitor.resumed(state, gap)
 
     def apply(self, state: CacheState, event: Event) -> None:
         """``state.apply(event)``, shown to the lints. Raises ``FoldError`` as that does."""

@@ -613,14 +613,18 @@ class SlotDetailReply(_message.Message):
     def __init__(self, slot_json: _Optional[str] = ..., story: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class QueryRequest(_message.Message):
-    __slots__ = ("status", "digest", "history")
+    __slots__ = ("status", "digest", "history", "summary", "find")
     STATUS_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     HISTORY_FIELD_NUMBER: _ClassVar[int]
+    SUMMARY_FIELD_NUMBER: _ClassVar[int]
+    FIND_FIELD_NUMBER: _ClassVar[int]
     status: StatusQuery
     digest: DigestQuery
     history: HistoryQuery
-    def __init__(self, status: _Optional[_Union[StatusQuery, _Mapping]] = ..., digest: _Optional[_Union[DigestQuery, _Mapping]] = ..., history: _Optional[_Union[HistoryQuery, _Mapping]] = ...) -> None: ...
+    summary: SummaryQuery
+    find: FindQuery
+    def __init__(self, status: _Optional[_Union[StatusQuery, _Mapping]] = ..., digest: _Optional[_Union[DigestQuery, _Mapping]] = ..., history: _Optional[_Union[HistoryQuery, _Mapping]] = ..., summary: _Optional[_Union[SummaryQuery, _Mapping]] = ..., find: _Optional[_Union[FindQuery, _Mapping]] = ...) -> None: ...
 
 class StatusQuery(_message.Message):
     __slots__ = ("slot_filter",)
@@ -640,15 +644,31 @@ class HistoryQuery(_message.Message):
     limit: int
     def __init__(self, first_seq: _Optional[int] = ..., limit: _Optional[int] = ...) -> None: ...
 
+class SummaryQuery(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class FindQuery(_message.Message):
+    __slots__ = ("hashes", "request")
+    HASHES_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    hashes: _containers.RepeatedScalarFieldContainer[int]
+    request: str
+    def __init__(self, hashes: _Optional[_Iterable[int]] = ..., request: _Optional[str] = ...) -> None: ...
+
 class QueryReply(_message.Message):
-    __slots__ = ("status_json", "digest", "history")
+    __slots__ = ("status_json", "digest", "history", "summary_json", "found_json")
     STATUS_JSON_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     HISTORY_FIELD_NUMBER: _ClassVar[int]
+    SUMMARY_JSON_FIELD_NUMBER: _ClassVar[int]
+    FOUND_JSON_FIELD_NUMBER: _ClassVar[int]
     status_json: str
     digest: DigestReply
     history: HistoryReply
-    def __init__(self, status_json: _Optional[str] = ..., digest: _Optional[_Union[DigestReply, _Mapping]] = ..., history: _Optional[_Union[HistoryReply, _Mapping]] = ...) -> None: ...
+    summary_json: str
+    found_json: str
+    def __init__(self, status_json: _Optional[str] = ..., digest: _Optional[_Union[DigestReply, _Mapping]] = ..., history: _Optional[_Union[HistoryReply, _Mapping]] = ..., summary_json: _Optional[str] = ..., found_json: _Optional[str] = ...) -> None: ...
 
 class DigestReply(_message.Message):
     __slots__ = ("seq", "digest")

@@ -1,0 +1,223 @@
+"""The digest of a daemon: hit rates, times and missing prefixes in a few kilobytes that can be added up over a fleet.
+
+Theory of operation
+-------------------
+Three parts, all of bounded size:
+
+- Counts of prompt blocks and of hits by tier.
+- ``DurationSketch``: how many durations fell into each bucket. A bucket ends at ``GAMMA`` times the end of the one
+  before, so a quantile is at most 2 % too high (the DDSketch of Masson, Rim and Lee, VLDB 2019).
+- ``Missing``: the blocks at which most prompt blocks began to miss, by the algorithm Space-Saving (Metwally, Agrawal
+  and El Abbadi, ICDT 2005). When a new block comes and the table is full, it takes the place and the count of the
+  smallest entry, which is its greatest possible error.
+
+Two digests add up to the digest of both streams of events. Counts and times add up exactly. The entries of the missing
+prefixes keep their bound: count - error <= true count <= count.
+
+Law of this file: the order in which digests are added changes no count and no time.
+"""
+
+import math
+from collections.abc import Iterable
+from typing import Final
+
+import msgspec
+
+from kvbm_console.analysis.visitor import Visitor
+from kvbm_console.core import events as ev
+from kvbm_console.core.ids import MissReason, SlotState
+from kvbm_console.core.state import CacheState
+from kvbm_console.stream.feed import GapSeen
+
+GAMMA: Final = 1.02
+MISSING_MAX: Final = 64
+"""Missing prefixes of a digest. Each whose share of the missed blocks is above 1/64 is among them."""
+_LOG: Final = math.log(GAMMA)
+_NO_REUSE: Final = frozenset({MissReason.NONE, MissReason.BOUNDARY, MissReason.TOO_SHORT})
+"""Reasons for which no cache could have held the block: the last token is always computed."""
+
+
+class DurationSketch(msgspec.Struct):
+    """Durations by size.
+
+    >>> times = DurationSketch()
+    >>> for ms in range(1, 101): times.add(ms * 1_000_000)
+    >>> 50e6 <= times.quantile(0.5) <= 50e6 * GAMMA
+    True
+    """
+
+    buckets: dict[int, int] = {}
+
+    def add(self, ns: int) -> None:
+        """One more duration in nanoseconds."""
+        bucket = math.ceil(math.log(ns) / _LOG) if ns > 1 else 0
+        self.buckets[bucket] = self.buckets.get(bucket, 0) + 1
+
+    def add_all(self, other: "DurationSketch") -> None:
+        """The durations of another digest."""
+        for bucket, count in other.buckets.items():
+            self.buckets[bucket] = self.buckets.get(bucket, 0) + count
+
+    @property
+    def count(self) -> int:
+        """How many durations were added."""
+        return sum(self.buckets.values())
+
+    def quantile(self, share: float) -> int | None:
+        """Nanoseconds that this share of the durations does not exceed, at most 2 % too high; None without any."""
+        rank, seen = max(1, math.ceil(share * self.count)), 0
+        for bucket in sorted(self.buckets):
+            seen += self.buckets[bucket]
+            if seen >= rank:
+                return math.ceil(GAMMA**bucket)
+        return None
+
+
+class MissedFrom(msgspec.Struct):
+    """Prompts that began to miss at one block: ``blocks`` that they had to compute, and ``error`` of them at most that
+    belong to other blocks."""
+
+    blocks: int = 0
+    error: int = 0
+    requests: int = 0
+    why: str = ""
+    """The reason of the last request."""
+
+
+class Missing(msgspec.Struct):
+    """The blocks at which most prompt blocks began to miss, by their hash."""
+
+    of: dict[int, MissedFrom] = {}
+
+    def add(self, key: int, blocks: int, why: str) -> None:
+        """A prompt missed ``blocks`` from this block on."""
+        found = self.of.get(key)
+        if found is None:
+            found = MissedFrom()
+            if len(self.of) >= MISSING_MAX:
+                smallest = min(self.of, key=lambda other: self.of[other].blocks)
+                found.blocks = found.error = self.of.pop(smallest).blocks
+            self.of[key] = found
+        found.blocks += blocks
+        found.requests += 1
+        found.why = why
+
+    def most(self, count: int) -> list[tuple[int, MissedFrom]]:
+        """The entries with the most blocks that are certainly theirs."""
+        return sorted(self.of.items(), key=lambda entry: entry[1].error - entry[1].blocks)[:count]
+
+    @property
+    def _floor(self) -> int:
+        """The most that a block which is not named may have missed."""
+        return min(entry.blocks for entry in self.of.values()) if len(self.of) >= MISSING_MAX else 0
+
+    def add_all(self, other: "Missing") -> None:
+        """The missing prefixes of another digest. A block that one side does not name counts as its smallest entry."""
+        mine, theirs = self._floor, other._floor
+        none_here, none_there = MissedFrom(mine, mine), MissedFrom(theirs, theirs)
+        both = {
+            key: _sum(self.of.get(key, none_here), other.of.get(key, none_there))
+            for key in sorted(self.of.keys() | other.of.keys())
+        }
+        most = sorted(both, key=lambda key: -both[key].blocks)[:MISSING_MAX]
+        self.of = {key: both[key] for key in most}
+
+
+def _sum(one: MissedFrom, other: MissedFrom) -> MissedFrom:
+    why = one.why if (one.requests, one.why) >= (other.requests, other.why) else other.why
+    return MissedFrom(one.blocks + other.blocks, one.error + other.error, one.requests + other.requests, why)
+
+
+class Digest(msgspec.Struct):
+    """What a daemon's requests met, as far back as the daemon remembers."""
+
+    prompt_blocks: int = 0
+    hits: list[int] = msgspec.field(default_factory=lambda: [0, 0, 0, 0])
+    """Prompt blocks found in G1 to G4."""
+    missed_blocks: int = 0
+    """Prompt blocks that were computed although a cache could have held them."""
+    finished: int = 0
+    preemptions: int = 0
+    first_token: DurationSketch = msgspec.field(default_factory=DurationSketch)
+    latency: DurationSketch = msgspec.field(default_factory=DurationSketch)
+    missing: Missing = msgspec.field(default_factory=Missing)
+
+    def add_all(self, other: "Digest") -> None:
+        """The requests of another daemon."""
+        self.prompt_blocks += other.prompt_blocks
+        self.hits = [mine + theirs for mine, theirs in zip(self.hits, other.hits, strict=True)]
+        self.missed_blocks += other.missed_blocks
+        self.finished += other.finished
+        self.preemptions += other.preemptions
+        self.first_token.add_all(other.first_token)
+        self.latency.add_all(other.latency)
+        self.missing.add_all(other.missing)
+
+
+def total(digests: Iterable[Digest]) -> Digest:
+    """The digest of all their requests."""
+    result = Digest()
+    for digest in digests:
+        result.add_all(digest)
+    return result
+
+
+class DigestFold(Visitor):
+    """Makes the digest of a stream of events. A request whose arrival was not seen has no times."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.digest = Digest()
+        self._why: dict[int, MissReason] = {}
+        """Live slot to the reason in its last lookup."""
+        self._waits: set[int] = set()
+        """Live slots whose arrival was seen and that have no first token."""
+        self._arrived: set[int] = set()
+        self.after = {
+            ev.SlotOpened: self._opened, ev.SlotMoved: self._moved, ev.LookupAnswered: self._looked_up,
+            ev.PrefixScored: self._scored, ev.HitsLost: self._lost,
+        }
+        self.before = {ev.SlotClosed: self._closed}
+
+    def resumed(self, state: CacheState, gap: GapSeen | None) -> None:
+        """Forget requests that ended unseen."""
+        live = state.slots.keys()
+        self._why = {slot: why for slot, why in self._why.items() if slot in live}
+        self._waits &= live
+        self._arrived &= live
+
+    def _opened(self, e: ev.SlotOpened, state: CacheState) -> None:
+        self._waits.add(e.slot)
+        self._arrived.add(e.slot)
+
+    def _moved(self, e: ev.SlotMoved, state: CacheState) -> None:
+        if e.new is SlotState.PREEMPTED:
+            self.digest.preemptions += 1
+        elif e.new is SlotState.DECODING and e.slot in self._waits:
+            self._waits.discard(e.slot)
+            self.digest.first_token.add(e.at_ns - state.slots[e.slot].opened_ns)
+
+    def _looked_up(self, e: ev.LookupAnswered, state: CacheState) -> None:
+        self._why[e.slot] = e.why
+
+    def _scored(self, e: ev.PrefixScored, state: CacheState) -> None:
+        digest, slot = self.digest, state.slots[e.slot]
+        digest.prompt_blocks += e.prompt_blocks
+        digest.hits = [count + found for count, found in zip(digest.hits, e.hits, strict=True)]
+        at = sum(e.hits)
+        why = self._why.get(e.slot, MissReason.UNKNOWN_AFTER_GAP)
+        if at < min(e.prompt_blocks, len(slot.hashes)) and why not in _NO_REUSE:
+            digest.missed_blocks += e.prompt_blocks - at
+            digest.missing.add(slot.hashes[at], e.prompt_blocks - at, why.label)
+
+    def _lost(self, e: ev.HitsLost, state: CacheState) -> None:
+        self.digest.hits[e.tier - 1] -= e.blocks
+
+    def _closed(self, e: ev.SlotClosed, state: CacheState) -> None:
+        self.digest.finished += 1
+        self._why.pop(e.slot, None)
+        self._waits.discard(e.slot)
+        if e.slot in self._arrived:
+            self._arrived.discard(e.slot)
+            self.digest.latency.add(e.at_ns - state.slots[e.slot].opened_ns)
+

@@ -1,0 +1,131 @@
+"""A fleet: the summaries of many daemons, sorted by need, and their sum.
+
+A daemon tells a summary of a few kilobytes when it is asked. Nothing of a fleet is stored, and no daemon knows the
+others. A daemon that does not answer keeps its row and says for how long.
+
+Law of this file: every daemon that was named has a row, whatever it answered.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+import msgspec
+
+from kvbm_console.analysis.digest import Digest, MissedFrom, total
+
+WORDS: Final = ("fault", "gone", "held", "caution", "fine")
+"""How a daemon stands, the worst first."""
+GONE: Final = "gone"
+FINE: Final = "fine"
+SHOWN_CHARS: Final = 240
+"""Characters of a text of a summary; a longer text is cut."""
+
+
+class Problem(msgspec.Struct):
+    """A finding of a lint, or a part of the daemon that does not run."""
+
+    level: str
+    lint: str
+    who: str
+    what: str
+    because: str
+    request: str | None = None
+
+
+class DaemonSummary(msgspec.Struct):
+    """What a daemon tells of itself. DurationSketch are its engine's."""
+
+    name: str
+    program: str
+    incarnation: str
+    seq: int
+    at_ns: int
+    watching: bool
+    """False until the daemon has read its own past, about a second after the first question: then ``problems`` and
+    ``digest`` are empty."""
+    passed_over: int
+    """Events that the digest does not cover."""
+    slots: dict[str, int] = {}
+    """Live slots by state."""
+    holds: int = 0
+    tiers: dict[str, tuple[int, int | None]] = {}
+    """Tier to its resident blocks and its capacity, None if unknown; tiers that do not exist are left out."""
+    engines: int = 0
+    """Real engines that report and have not ended."""
+    recorder: str | None = None
+    problems: list[Problem] = []
+    """The worst first."""
+    digest: Digest = msgspec.field(default_factory=Digest)
+
+
+class Located(msgspec.Struct):
+    """What a daemon has of a block or a request: the tiers that hold the block, or the state of the slot."""
+
+    tiers: list[str] = []
+    slot: str | None = None
+    state: str | None = None
+
+
+class DaemonRow(msgspec.Struct):
+    """A daemon of the fleet as of its last answer."""
+
+    target: str
+    summary: DaemonSummary | None = None
+    error: str = ""
+    """Why the last question was not answered, empty if it was."""
+    silent_s: float = 0.0
+    """Seconds since the last answer; 0 for a daemon that has just answered."""
+
+    @property
+    def name(self) -> str:
+        """The daemon's name for people, else its address."""
+        return self.summary.name if self.summary is not None and self.summary.name else self.target
+
+    @property
+    def stands(self) -> str:
+        """One of ``WORDS``."""
+        if self.error or self.summary is None:
+            return GONE
+        return min((problem.level for problem in self.summary.problems), key=WORDS.index, default=FINE)
+
+    @property
+    def hit_rate(self) -> float | None:
+        """Share of the prompt blocks that were found in any tier."""
+        digest = None if self.summary is None else self.summary.digest
+        return None if digest is None or not digest.prompt_blocks else sum(digest.hits) / digest.prompt_blocks
+
+
+class Elsewhere(msgspec.Struct):
+    """A prefix that misses: how much, why, and the daemons that hold its first missing block."""
+
+    hash: str
+    missed: MissedFrom
+    lies_at: dict[str, list[str]] = {}
+    """Target to the tiers there."""
+
+
+class FleetReport(msgspec.Struct):
+    """The fleet at one moment."""
+
+    rows: list[DaemonRow]
+    """Sorted by need."""
+    stands: dict[str, int]
+    """Number of daemons by how they stand."""
+    digest: Digest
+    """The sum of all daemons that answered."""
+    missing: list[Elsewhere] = []
+    """The prefixes of which most blocks had to be computed."""
+
+
+def by_need(rows: Iterable[DaemonRow]) -> list[DaemonRow]:
+    """The daemons that need a person first; then those with the lowest hit rate, then by name."""
+    return sorted(rows, key=lambda row: (WORDS.index(row.stands), row.hit_rate or 0.0, row.name, row.target))
+
+
+def report_of(rows: Sequence[DaemonRow]) -> FleetReport:
+    """The fleet as its rows tell it; ``missing`` is left to the caller, who can ask where the blocks lie."""
+    stands = dict.fromkeys(WORDS, 0)
+    for row in rows:
+        stands[row.stands] += 1
+    told = total(row.summary.digest for row in rows if row.summary is not None)
+    return FleetReport(by_need(rows), stands, told)

@@ -1,0 +1,114 @@
+"""Asking a fleet: every daemon at once, each with a bound in time of its own.
+
+Law of this file: a daemon that does not answer delays no other daemon and stays in the fleet.
+"""
+
+import asyncio
+import socket
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final, Self, TypeVar
+
+from kvbm_console.analysis.digest import MissedFrom
+from kvbm_console.analysis.fleet import DaemonRow, Elsewhere, FleetReport, Located, report_of
+from kvbm_console.client.access import Access
+from kvbm_console.client.connection import Client
+from kvbm_console.core.errors import KvbmConsoleError, UsageError
+
+AT_ONCE: Final = 128
+"""Daemons that are asked at the same time: a thousand are asked within a second."""
+ANSWER_S: Final = 2.0
+"""A daemon that needs longer is shown as gone; its answer is counted in the next round."""
+FIRST_S: Final = 5.0
+"""The longest time that a daemon gets to read its own past before its first digest."""
+LOOK_S: Final = 0.1
+MISSING_SHOWN: Final = 16
+T = TypeVar("T")
+
+
+class Fleet:
+    """Connections to the daemons at these targets, as an asynchronous context manager."""
+
+    def __init__(self, targets: Sequence[str], *, access: Access | None = None) -> None:
+        self.rows = [DaemonRow(target) for target in targets]
+        self._clients = {target: Client(target, name="fleet", access=access) for target in targets}
+        self._answered_s: dict[str, float] = {}
+        self._places = asyncio.Semaphore(AT_ONCE)
+        self._began_s = time.monotonic()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await asyncio.gather(*(client.close() for client in self._clients.values()))
+
+    async def look(self) -> FleetReport:
+        """Ask every daemon for its summary, then where the prefixes lie that miss most."""
+        await asyncio.gather(*map(self._look, self.rows))
+        report = report_of(self.rows)
+        most = report.digest.missing.most(MISSING_SHOWN)
+        report.missing = await self._where(most)
+        return report
+
+    async def first_look(self) -> FleetReport:
+        """As ``look``, after every daemon that answers has read its own past, or had ``FIRST_S`` for it."""
+        until = time.monotonic() + FIRST_S
+        while True:
+            report = await self.look()
+            young = [row for row in self.rows if row.summary is not None and not row.summary.watching]
+            if not young or time.monotonic() > until:
+                return report
+            await asyncio.sleep(LOOK_S)
+
+    async def find(self, hashes: Sequence[int], request: str = "") -> dict[str, list[Located]]:
+        """Target to what its daemon has; daemons that do not answer are left out."""
+        asked = (self._ask(row, lambda client: client.find(hashes, request)) for row in self.rows)
+        answers = await asyncio.gather(*asked)
+        return {row.target: found for row, found in zip(self.rows, answers, strict=True) if found is not None}
+
+    async def _look(self, row: DaemonRow) -> None:
+        summary = await self._ask(row, Client.summary)
+        if summary is not None:
+            row.summary = summary
+
+    async def _ask(self, row: DaemonRow, question: Callable[[Client], Awaitable[T]]) -> T | None:
+        """The answer of a daemon; None, with the reason in its row, if there is none."""
+        try:
+            async with self._places, asyncio.timeout(ANSWER_S):
+                answer = await question(self._clients[row.target])
+        except TimeoutError:
+            row.error = f"{row.target} did not answer in {ANSWER_S:.0f} s"
+        except UsageError:
+            row.error = f"{row.target} is older than protocol 1.9 and tells no summary"
+        except KvbmConsoleError as error:
+            row.error = str(error)
+        else:
+            row.error = ""
+            self._answered_s[row.target] = time.monotonic()
+            row.silent_s = 0.0
+            return answer
+        row.silent_s = time.monotonic() - self._answered_s.get(row.target, self._began_s)
+        return None
+
+    async def _where(self, most: Sequence[tuple[int, MissedFrom]]) -> list[Elsewhere]:
+        if not most:
+            return []
+        found = await self.find([key for key, _ in most])
+        return [
+            Elsewhere(f"{key:016x}", missed, {
+                target: answers[at].tiers for target, answers in found.items() if answers[at].tiers
+            }) for at, (key, missed) in enumerate(most)
+        ]
+
+
+async def targets_of(name: str) -> list[str]:
+    """The addresses of a name in ``dns:HOST:PORT``, one for each of its addresses. Raises ``UsageError``."""
+    host, _, port = name.removeprefix("dns:").rpartition(":")
+    if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) <= 65_535:
+        raise UsageError(f"TARGET must be dns:HOST:PORT with a port from 1 to 65535, got {name!r}")
+    try:
+        found = await asyncio.get_running_loop().getaddrinfo(host, int(port), type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise UsageError(f"TARGET {name!r}: {host} has no address ({error.strerror or error})") from None
+    addresses = dict.fromkeys(sockaddr[0] for _, _, _, _, sockaddr in found)
+    return [f"[{address}]:{port}" if ":" in str(address) else f"{address}:{port}" for address in addresses]

@@ -1,0 +1,142 @@
+"""The digest of a daemon: its figures against those of the requests, and the laws of adding digests up.
+
+Law of this file: what is added up is what one digest of all events would be, and a bound that is told holds.
+"""
+
+import math
+from collections import Counter
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvbm_console.analysis.digest import GAMMA, MISSING_MAX, Digest, DigestFold, DurationSketch, Missing, total
+from kvbm_console.analysis.fleet import DaemonRow, DaemonSummary, Problem, by_need, report_of
+from kvbm_console.analysis.requests import Requests
+from kvbm_console.analysis.walk import evidence_of, walk
+from kvbm_console.core import events as ev
+from kvbm_console.core.columns import unpack_hashes
+from kvbm_console.recording.reader import Recording
+
+RECORDINGS = Path(__file__).resolve().parents[2] / "recordings"
+KEYS = st.lists(st.tuples(st.integers(0, 200), st.integers(1, 50)), max_size=400)
+DURATIONS = st.lists(st.integers(0, 10**13), min_size=1, max_size=60)
+
+
+def digest_of(path: Path) -> Digest:
+    fold = DigestFold()
+    walk(evidence_of(Recording.open(path)), [fold])
+    return fold.digest
+
+
+@pytest.mark.parametrize("name", ["local-only", "stuck-slot", "screens/run"])
+def test_the_digest_counts_what_the_requests_met(name: str) -> None:
+    path = RECORDINGS / f"{name}.mcap"
+    digest, requests = digest_of(path), Requests()
+    walk(evidence_of(Recording.open(path)), [requests])
+    assert digest.prompt_blocks == sum(each.scored_blocks for each in requests.all) > 0
+    assert digest.hits == [sum(each.hits[tier] for each in requests.all) for tier in range(4)]
+    assert digest.preemptions == sum(each.preemptions for each in requests.all)
+    ended = [each for each in requests.all if each.ended_ns is not None]
+    assert digest.finished == len(ended)
+    whole = [each.time_ns(0) for each in ended if each.complete]
+    assert digest.latency.count == len(whole)
+    first = sorted(
+        each.first_token_ns - each.arrived_ns for each in requests.all
+        if each.first_token_ns is not None and each.arrived_seq
+    )
+    for share in (0.5, 0.9, 0.99) if len(first) == digest.first_token.count else ():
+        exact = first[max(1, math.ceil(share * len(first))) - 1]
+        told = digest.first_token.quantile(share)
+        assert told is not None
+        assert exact <= told <= exact * GAMMA + 1
+
+
+def test_missing_prefixes_are_those_of_the_events() -> None:
+    """Counted again from the events alone: the block behind the hits of each admission, if a cache could hold it."""
+    path = RECORDINGS / "screens" / "run.mcap"
+    hashes: dict[int, list[int]] = {}
+    why: dict[int, str] = {}
+    missed: Counter[int] = Counter()
+    for events in Recording.open(path).events():
+        for event in events:
+            if isinstance(event, ev.SlotOpened):
+                hashes[event.slot] = list(unpack_hashes(event.hashes))
+            elif isinstance(event, ev.LookupAnswered):
+                why[event.slot] = event.why.label
+            elif isinstance(event, ev.PrefixScored) and event.slot in hashes:
+                at = sum(event.hits)
+                if at < min(event.prompt_blocks, len(hashes[event.slot])) and (
+                    why.get(event.slot) not in ("none", "boundary", "too_short")
+                ):
+                    missed[hashes[event.slot][at]] += event.prompt_blocks - at
+    digest = digest_of(path)
+    assert digest.missed_blocks == missed.total() > 0
+    for key, entry in digest.missing.of.items():
+        assert entry.blocks - entry.error <= missed[key] <= entry.blocks
+
+
+@given(DURATIONS, DURATIONS)
+def test_sketches_of_durations_add_up_exactly(one: list[int], other: list[int]) -> None:
+    parts = []
+    for durations in (one, other, one + other):
+        sketch = DurationSketch()
+        for ns in durations:
+            sketch.add(ns)
+        parts.append(sketch)
+    mine, theirs, both = parts
+    mine.add_all(theirs)
+    assert mine.buckets == both.buckets
+    ordered = sorted(one + other)
+    for share in (0.01, 0.5, 0.99, 1.0):
+        exact = ordered[max(1, math.ceil(share * len(ordered))) - 1]
+        told = both.quantile(share)
+        assert told is not None
+        assert exact <= told <= exact * GAMMA + 1
+
+
+@given(st.lists(KEYS, max_size=4))
+def test_missing_prefixes_keep_their_bound_when_they_are_added_up(parts: list[list[tuple[int, int]]]) -> None:
+    true: Counter[int] = Counter()
+    tables = []
+    for part in parts:
+        missing = Missing()
+        for key, blocks in part:
+            missing.add(key, blocks, "evicted")
+            true[key] += blocks
+        tables.append(missing)
+    added = Missing()
+    for table in tables:
+        added.add_all(table)
+    assert len(added.of) <= MISSING_MAX
+    for key, entry in added.of.items():
+        assert entry.blocks - entry.error <= true[key] <= entry.blocks
+    heavy = {key for key, blocks in true.items() if blocks > true.total() * (len(parts) + 1) / MISSING_MAX}
+    assert heavy <= added.of.keys()
+
+
+@given(KEYS, KEYS)
+def test_the_order_of_adding_changes_nothing(one: list[tuple[int, int]], other: list[tuple[int, int]]) -> None:
+    def digest(part: list[tuple[int, int]]) -> Digest:
+        made = Digest(prompt_blocks=len(part))
+        for key, blocks in part:
+            made.missing.add(key, blocks, "evicted")
+            made.latency.add(blocks)
+        return made
+
+    here, there = total([digest(one), digest(other)]), total([digest(other), digest(one)])
+    assert msgspec.to_builtins(here) == msgspec.to_builtins(there)
+
+
+def test_daemons_stand_in_the_order_of_need() -> None:
+    def row(name: str, *levels: str, error: str = "") -> DaemonRow:
+        problems = [Problem(level, "lint", "who", "what", "because") for level in levels]
+        return DaemonRow(name, DaemonSummary(name, "", "", 0, 0, True, 0, problems=problems), error)
+
+    rows = [row("d"), row("c", "caution"), row("a", "held", "fault"), row("b", error="no daemon listens on b"),
+            DaemonRow("never", error="no daemon listens on never")]
+    assert [each.target for each in by_need(rows)] == ["a", "b", "never", "c", "d"]
+    report = report_of(rows)
+    assert report.stands == {"fault": 1, "gone": 2, "held": 0, "caution": 1, "fine": 1}

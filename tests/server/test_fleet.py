@@ -1,0 +1,171 @@
+"""A fleet of real daemons over real sockets: their sum, the dead among them, where a block lies, and the screen.
+
+Law of this file: the fleet's figures are those that the daemons' own facts count, and no daemon is ever missing.
+"""
+
+import asyncio
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+
+from kvbm_console.analysis.digest import Digest, MissedFrom
+from kvbm_console.analysis.fleet import DaemonRow, DaemonSummary, Elsewhere, FleetReport, Problem, report_of
+from kvbm_console.client.fleet import Fleet, targets_of
+from kvbm_console.core.errors import UsageError
+from kvbm_console.core.ids import Tier
+from server import lints
+from server.daemon import Daemon
+from tests.server.daemons import daemon_at, published, socket_directory
+from tui.fleet import FleetApp, FleetDesk
+
+LOAD = "multiturn:requests=40,sessions=6,system=64,turns=3"
+
+
+def finished(daemon: Daemon) -> int:
+    return sum(daemon.service.state.totals.finished)
+
+
+@pytest.mark.asyncio
+async def test_a_fleet_is_the_sum_of_its_daemons_and_the_dead_keep_their_row() -> None:
+    async with AsyncExitStack() as stack:
+        inner = await stack.enter_async_context(AsyncExitStack())
+        daemons = [
+            await each.enter_async_context(daemon_at(LOAD, speed=None, target=f"prod-{at}"))
+            for at, each in ((1, stack), (2, inner))
+        ]
+        for daemon in daemons:
+            await published(daemon, lambda daemon=daemon: finished(daemon) == 40)  # type: ignore[misc]
+        place = stack.enter_context(socket_directory())
+        dead = f"unix:{place}/none.sock"
+        async with Fleet([*(daemon.address for daemon in daemons), dead]) as fleet:
+            report = await fleet.first_look()
+            assert [(row.name, row.stands) for row in report.rows if row.error] == [(dead, "gone")]
+            assert {row.name for row in report.rows} == {"prod-1", "prod-2", dead}
+            totals = [daemon.service.state.totals for daemon in daemons]
+            assert report.digest.prompt_blocks == sum(each.prompt_blocks for each in totals) > 0
+            assert report.digest.hits == [sum(each.hit_blocks[tier] for each in totals) for tier in range(4)]
+            assert report.digest.finished == report.digest.latency.count == 80
+            assert report.digest.preemptions == sum(each.preemptions for each in totals)
+            for row in report.rows:
+                if row.summary is not None:
+                    state = next(each.service.state for each in daemons if each.address == row.target)
+                    device = next(pool for pool in state.pools if pool.info.tier is Tier.G1)
+                    assert row.summary.tiers["g1"] == (device.resident_blocks, len(device))
+            for each in report.missing:
+                holders = {
+                    daemon.address for daemon in daemons
+                    if any(int(each.hash, 16) in pool.by_hash for pool in daemon.service.state.pools)
+                }
+                assert each.lies_at.keys() == holders
+            here = daemons[0].service.state
+            device = next(pool for pool in here.pools if pool.info.tier is Tier.G1)
+            key = next(iter(device.by_hash))
+            found = await fleet.find([key, 1], "nobody")
+            assert found.keys() == {daemon.address for daemon in daemons}
+            first, none, nobody = found[daemons[0].address]
+            assert ("g1" in first.tiers, none.tiers, nobody.slot) == (True, [], None)
+            gone = daemons.pop()
+            await inner.aclose()
+            await fleet.look()
+            row = next(row for row in fleet.rows if row.target == gone.address)
+            assert row.summary is not None
+            assert (row.stands, row.summary.digest.finished) == ("gone", 40), "the last that it told stays"
+            assert row.silent_s > 0
+
+
+@pytest.mark.asyncio
+async def test_a_daemon_that_nobody_asks_reads_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lints, "EVERY_S", 0.0)
+    async with daemon_at(LOAD, speed=None) as daemon:
+        await published(daemon, lambda: finished(daemon) == 40)
+        assert daemon.lints.turns == 0
+        async with Fleet([daemon.address]) as fleet:
+            (row,) = (await fleet.look()).rows
+            assert row.summary is not None
+            assert (row.summary.watching, row.summary.digest.prompt_blocks) == (False, 0)
+            assert (await fleet.first_look()).digest.finished == 40
+        assert daemon.lints.turns
+        monkeypatch.setattr(lints, "ASKED_S", 0.0)
+        while daemon.lints.turns:  # noqa: ASYNC110  nothing tells that the watch rests
+            await asyncio.sleep(0)
+
+
+@pytest.mark.asyncio
+async def test_a_name_stands_for_all_its_addresses() -> None:
+    assert "127.0.0.1:7" in await targets_of("dns:localhost:7")
+    for wrong in ("dns:localhost", "dns::7", "dns:localhost:0", "dns:localhost:70000", "dns:localhost:x"):
+        with pytest.raises(UsageError, match="TARGET must be dns:HOST:PORT with a port from 1 to 65535"):
+            await targets_of(wrong)
+
+
+def fleet_of(count: int) -> FleetReport:
+    words = ["fault", "caution", "held"]
+    rows = [
+        DaemonRow(f"10.0.{at // 250}.{at % 250}:7", DaemonSummary(
+            f"prod-{at:04}-聊天", "kvbm", "x", 1, 1, True, 0, slots={"decoding": at % 9},
+            tiers={"g1": (at, 2 * at + 1)},
+            problems=[Problem(words[at % 3], "stuck", f"chat-{at}", "rank 3 is silent", "")] if at % 100 < 3 else [],
+            digest=Digest(prompt_blocks=10, hits=[at % 10, 0, 0, 0]),
+        )) for at in range(count)
+    ]
+    rows[1] = DaemonRow("10.9.9.9:7", None, "no daemon listens on 10.9.9.9:7")
+    report = report_of(rows)
+    report.missing = [Elsewhere("ab" * 8, MissedFrom(40, 0, 3, "evicted"), {rows[0].target: ["g2"]})]
+    return report
+
+
+@pytest.mark.parametrize("size", [(80, 24), (120, 40), (200, 60), (40, 8)])
+@pytest.mark.parametrize("count", [3, 1_000, 9_000])
+def test_every_daemon_has_a_cell_and_the_list_reaches_all(size: tuple[int, int], count: int) -> None:
+    desk = FleetDesk()
+    assert "asking" in desk.draw(*size)[0].text
+    desk.report = fleet_of(count)
+    lines = desk.draw(*size)
+    assert len(lines) == size[1]
+    assert max(line.width for line in lines) <= size[0]
+    text = "\n".join(line.text for line in lines)
+    cells = sum(text.count(glyph) for glyph in desk.glyphs.values())
+    told = next((int(line.split()[3]) for line in text.splitlines() if line.startswith(" a cell is")), 1)
+    assert (cells - 1) * told < count <= cells * told, "the last cell may stand for fewer"
+    if size[0] >= 80:
+        assert "1 gone" in text
+        assert "chat-" in text
+        assert ("abababababababab" in text) == (size[1] >= 16)
+    for key, at in (("end", count - 1), ("up", count - 2), ("home", 0), ("down", 1)):
+        assert desk.press(key) is None
+        shown = [line for line in desk.draw(*size) if line.ground == "sel"]
+        assert desk.at == at
+        assert len(shown) == 1, "the selected daemon is on the screen"
+
+
+@pytest.mark.asyncio
+async def test_a_key_opens_the_console_of_the_daemon_that_was_searched() -> None:
+    async with Fleet([f"unix:/nowhere/{at}.sock" for at in range(30)]) as fleet:
+        app = FleetApp(fleet)
+        async with app.run_test(size=(100, 30)) as pilot:
+            while not app.looks:
+                await pilot.pause()
+            assert "no daemon listens on" in "\n".join(line.text for line in app.canvas.lines)
+            await pilot.press("/", "1", "7", ".", "s", "backspace", "enter")
+            assert [row.target for row in app.desk.rows] == ["unix:/nowhere/17.sock"]
+            await pilot.press("enter")
+        assert app.return_value == "unix:/nowhere/17.sock"
+
+
+def test_a_file_of_targets_and_its_mistakes(tmp_path: Path) -> None:
+    from click.testing import CliRunner
+
+    from kvbm_console.cli.main import cli
+
+    listed = tmp_path / "fleet"
+    listed.write_text("# ours\n\nunix:/nowhere/a.sock\nunix:/nowhere/b.sock\nunix:/nowhere/a.sock\n")
+    done = CliRunner().invoke(cli, ["fleet", f"@{listed}", "--once"], prog_name="kvbm-console")
+    assert done.exit_code == 3
+    assert "none of the 2 daemons answers; the first: no daemon listens on unix:/nowhere/a.sock" in done.stderr
+    listed.write_text("# none\n")
+    for name, sentence in ((f"@{listed}", "no TARGET stands in"), ("@/nowhere/list", "cannot be read"),
+                           ("nonsense", "TARGET must be unix:PATH or HOST:PORT")):
+        done = CliRunner().invoke(cli, ["fleet", name, "--once"], prog_name="kvbm-console")
+        assert (done.exit_code, len(done.stderr.splitlines())) == (2, 1), done.stderr
+        assert sentence in done.stderr

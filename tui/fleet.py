@@ -1,0 +1,302 @@
+"""The screen of a fleet: a cell for each daemon, those that need a person by name, and the prefixes that miss.
+
+    FLEET  1,204 daemons   3 fault  1 gone  1,200 fine      hit 61.2 %  first token p50 120 ms  p99 1.31 s
+    ■■■▲□□□□□□□□□□□□□□□□□□□□□□□□□□□□□□□□□□□□□□□□□□□□□□□□□□□□□□□□□□□□□□□□□□
+    DAEMON            STANDS   HIT      G1     G2   SLOTS  NEEDS YOU
+    prod-17           fault   12.0 %  98 %   100 %     41  rank 3 has not reported a copy for 40 s
+    MISSES FROM BLOCK  BLOCKS REQUESTS WHY      LIES AT
+    a3f1...            41,202       97 evicted  prod-3 G2, prod-9 G2
+
+Law of this file: it draws a report and decides nothing. Every daemon has its cell, and the list scrolls over all.
+"""
+
+import asyncio
+from typing import NamedTuple
+
+from textual import events
+from textual.app import App, ComposeResult
+
+from kvbm_console.analysis.fleet import GONE, DaemonRow, FleetReport
+from kvbm_console.client.fleet import Fleet
+
+from .app import key_name
+from .canvas import Canvas
+from .draw.spans import BLANK, Line, fit
+from .draw.spans import Row as Pen
+from .model.numbers import count, cut, cut_middle, percent, plain, spoken
+from .theme import Theme
+
+ASK_EVERY_S = 2.0
+ROLES = {"fault": "fault", GONE: "fault", "held": "held", "caution": "caution", "fine": "ok"}
+GLYPHS = {"fault": "▲", GONE: "×", "held": "◆", "caution": "△", "fine": "■"}
+ASCII_GLYPHS = {"fault": "!", GONE: "x", "held": "H", "caution": "?", "fine": "."}
+MISSING_ROWS = 6
+OTHER_ROWS = 8
+"""Rows that the head, the foot and a few daemons of the list need. Cells take half of the others. Where there are more
+daemons than cells, a cell stands for several of them and shows the worst."""
+
+
+class FleetDesk:
+    """What is selected, searched and shown of a report."""
+
+    def __init__(self, *, ascii_only: bool = False) -> None:
+        self.report: FleetReport | None = None
+        self.glyphs = ASCII_GLYPHS if ascii_only else GLYPHS
+        self.at = 0
+        """Index of the selected daemon among those shown."""
+        self.search: str | None = None
+        """The text that narrows the list; None while nothing is searched."""
+        self.typing = False
+        self.top = 0
+
+    @property
+    def rows(self) -> list[DaemonRow]:
+        """The daemons whose name, address, or problem has the searched text."""
+        rows = [] if self.report is None else self.report.rows
+        text = (self.search or "").lower()
+        return [row for row in rows if text in _searched(row)] if text else rows
+
+    @property
+    def selected(self) -> DaemonRow | None:
+        """The daemon under the cursor."""
+        rows = self.rows
+        return rows[min(self.at, len(rows) - 1)] if rows else None
+
+    def press(self, key: str) -> str | None:
+        """Take a key; ``quit``, ``open`` or None."""
+        if self.typing:
+            self._type(key)
+        elif key in ("q", "escape") and (key == "q" or self.search is None):
+            return "quit"
+        elif key == "escape":
+            self.search = None
+        elif key == "/":
+            self.typing, self.search, self.at = True, "", 0
+        elif key == "enter":
+            return "open" if self.selected is not None else None
+        else:
+            self._move(key)
+        return None
+
+    def _type(self, key: str) -> None:
+        if key in ("enter", "escape"):
+            self.typing = False
+            self.search = self.search or None if key == "enter" else None
+        elif key == "backspace":
+            self.search = (self.search or "")[:-1]
+        elif len(key) == 1:
+            self.search = (self.search or "") + key
+        self.at = 0
+
+    def _move(self, key: str) -> None:
+        steps = {"up": -1, "k": -1, "down": 1, "j": 1, "pageup": -20, "pagedown": 20, "home": -10**6, "end": 10**6,
+                 "g": -10**6, "G": 10**6}
+        self.at = max(0, min(self.at + steps.get(key, 0), len(self.rows) - 1))
+
+    def draw(self, width: int, height: int) -> list[Line]:
+        """The whole screen."""
+        report = self.report
+        if report is None:
+            return fit([Pen().put(" FLEET", "title").put("   asking the daemons", "muted").line("bar", width)], height)
+        lines = [_head(report, width), *self._cells(width, height), BLANK]
+        missing = _missing(report, width) if height >= 16 else []
+        lines += self._list(width, max(3, height - len(lines) - len(missing) - 1))
+        lines = [*fit([*lines, *missing], height - 1), self._foot(width)]
+        return lines[-height:]
+
+    def _cells(self, width: int, height: int) -> list[Line]:
+        """A cell for each daemon in the order of the list; a cell stands for several where there are too many."""
+        assert self.report is not None
+        rows = self.report.rows
+        room = max(1, (height - OTHER_ROWS) // 2) * (width - 2)
+        each = -(-len(rows) // room) if rows else 1
+        shown = [rows[at] for at in range(0, len(rows), each)]  # sorted by need: the first of each cell is the worst
+        lines = []
+        for at in range(0, len(shown), width - 2):
+            pen = Pen().put(" ")
+            for row in shown[at : at + width - 2]:
+                pen.put(self.glyphs[row.stands], ROLES[row.stands])
+            lines.append(pen.line("", width))
+        if each > 1:
+            lines.append(Pen().put(f" a cell is {each} daemons, the worst of them", "faint").line("", width))
+        return lines
+
+    def _list(self, width: int, height: int) -> list[Line]:
+        rows = self.rows
+        self.at = max(0, min(self.at, len(rows) - 1))
+        shown = max(1, height - 1)
+        self.top = max(0, min(self.top, self.at, max(0, len(rows) - shown)), self.at - shown + 1)
+        columns = _columns(width)
+        pen = Pen().put(" DAEMON", "faint").to(columns.stands).put("STANDS", "faint")
+        for title, end in columns.ends.items():
+            pen.right(title, end, "faint")
+        lines = [pen.to(columns.text).put("NEEDS YOU", "faint").line("bar", width)]
+        for at, row in enumerate(rows[self.top : self.top + shown], self.top):
+            lines.append(_daemon(row, columns, width, "sel" if at == self.at else ""))
+        if not rows:
+            what = f" no daemon matches {plain(self.search or '')}" if self.search else " no daemon"
+            lines.append(Pen().put(what, "muted").line("", width))
+        return lines
+
+    def _foot(self, width: int) -> Line:
+        if self.typing:
+            return Pen().put(f" /{plain(self.search or '')}", "strong").put("▏", "strong").line("bar", width)
+        found = f"   /{plain(self.search)}: {count(len(self.rows))}" if self.search else ""
+        return Pen().put(" enter its console   / search   q quit", "faint").put(found, "strong").line("bar", width)
+
+
+class Columns(NamedTuple):
+    """Where the columns of the list stand at a width."""
+
+    stands: int
+    ends: dict[str, int]
+    text: int
+
+
+_COLUMNS = (("HIT", 6, 0), ("G1", 6, 0), ("G2", 6, 0), ("G3", 6, 100), ("SLOTS", 7, 100), ("HOLDS", 6, 100))
+"""Name, cells, and the width of the screen from which the column is shown."""
+
+
+def _columns(width: int) -> Columns:
+    stands = 2 + max(12, min(32, width // 4))
+    ends, at = {}, stands + len("caution")
+    for title, cells, least in _COLUMNS:
+        if width >= least:
+            at += cells
+            ends[title] = at
+    return Columns(stands, ends, at + 2)
+
+
+def _searched(row: DaemonRow) -> str:
+    summary = row.summary
+    problems = [] if summary is None else [f"{each.who} {each.what} {each.request or ''}" for each in summary.problems]
+    return " ".join([row.name, row.target, row.stands, row.error, *problems]).lower()
+
+
+def _head(report: FleetReport, width: int) -> Line:
+    digest = report.digest
+    pen = Pen().put(" FLEET", "title").put(f"   {count(len(report.rows))}  ", "strong")
+    for word, number in report.stands.items():
+        if number:
+            pen.put(f" {count(number)} {word}", ROLES[word]).put(" ")
+    first = digest.first_token
+    right = (f"hit {percent(sum(digest.hits), digest.prompt_blocks)}   first token p50 {spoken(first.quantile(0.5))}   "
+             f"p99 {spoken(first.quantile(0.99))} ")
+    if pen.x + 2 + len(right) <= width:
+        pen.right(right, width, "text")
+    return pen.line("bar", width)
+
+
+def _daemon(row: DaemonRow, columns: Columns, width: int, ground: str) -> Line:
+    pen = Pen().put(" ").put(cut_middle(plain(row.name), columns.stands - 2), "strong").to(columns.stands)
+    pen.put(row.stands, ROLES[row.stands])
+    summary = row.summary
+    if summary is not None:
+        digest = summary.digest
+        cells = {
+            "HIT": percent(sum(digest.hits), digest.prompt_blocks), "SLOTS": count(sum(summary.slots.values())),
+            "HOLDS": count(summary.holds),
+        }
+        for tier, (resident, capacity) in summary.tiers.items():
+            cells[tier.upper()] = count(resident) if capacity is None else percent(resident, capacity)
+        for title, end in columns.ends.items():
+            held = title == "HOLDS" and summary.holds
+            pen.right(cells.get(title, ""), end, "held" if held else "text")
+    text, role = _need(row)
+    pen.to(columns.text).put(cut(text, max(1, width - columns.text - 1)), role)
+    return pen.line(ground, width)
+
+
+def _need(row: DaemonRow) -> tuple[str, str]:
+    """The reason why a daemon needs a person."""
+    summary = row.summary
+    if row.error:
+        since = f"silent for {spoken(int(row.silent_s * 1e9))}: " if summary is not None else ""
+        return since + plain(row.error), "fault"
+    if summary is None or not summary.problems:
+        passed = summary.passed_over if summary is not None else 0
+        return (f"{count(passed)} events passed over" if passed else ""), "muted"
+    worst = summary.problems[0]
+    more = f"  +{len(summary.problems) - 1}" if len(summary.problems) > 1 else ""
+    return f"{plain(worst.who)}  {plain(worst.what)}{more}", ROLES[worst.level]
+
+
+def _missing(report: FleetReport, width: int) -> list[Line]:
+    """The prefixes that miss most, and where their first missing block lies."""
+    if not report.missing:
+        return []
+    names = {row.target: plain(row.name) for row in report.rows}
+    head = Pen().put(" MISSES FROM BLOCK", "faint").right("BLOCKS", 31, "faint").right("REQUESTS", 41, "faint")
+    lines = [BLANK, head.to(43).put("WHY", "faint").to(58).put("LIES AT", "faint").line("bar", width)]
+    for each in report.missing[:MISSING_ROWS]:
+        pen = Pen().put(" ").put(each.hash).right(count(each.missed.blocks), 31).right(count(each.missed.requests), 41)
+        places = ", ".join(f"{names[target]} {' '.join(tiers).upper()}" for target, tiers in each.lies_at.items())
+        pen.to(43).put(cut(each.missed.why, 14), "muted").to(58)
+        pen.put(cut(places or "on no daemon", max(1, width - 59)), "text" if places else "faint")
+        lines.append(pen.line("", width))
+    return lines
+
+
+class FleetApp(App[str]):
+    """Shows a fleet until it is left; the result is the target whose console is to be opened."""
+
+    ENABLE_COMMAND_PALETTE = False
+    CSS = "Screen { layout: vertical; overflow: hidden; } Canvas { width: 100%; height: 100%; }"
+
+    def __init__(self, fleet: Fleet, *, theme: str = "dark", ascii_only: bool = False) -> None:
+        self.look = Theme(theme)
+        super().__init__(ansi_color=not self.look.rich)
+        self.fleet = fleet
+        self.desk = FleetDesk(ascii_only=ascii_only)
+        self.canvas = Canvas(self.look, ascii_only=ascii_only)
+        self.looks = 0
+        """Rounds of questions so far."""
+        self._task: asyncio.Task[None] | None = None
+
+    def compose(self) -> ComposeResult:
+        """Show the canvas alone."""
+        yield self.canvas
+
+    def on_mount(self) -> None:
+        """Ask, and draw."""
+        self.screen.styles.background = self.look.background or "ansi_default"
+        self._task = asyncio.get_running_loop().create_task(self._ask(), name="fleet")
+        self.redraw()
+
+    async def _ask(self) -> None:
+        while True:
+            self.desk.report = await self.fleet.look()
+            self.looks += 1
+            self.redraw()
+            await asyncio.sleep(ASK_EVERY_S)
+
+    async def on_unmount(self) -> None:
+        """Ask no more."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    def redraw(self) -> None:
+        """Draw the whole frame; only changed rows go to the terminal."""
+        width, height = self.size
+        if width > 0 and height > 0:
+            self.canvas.draw(self.desk.draw(width, height), width)
+
+    def on_resize(self, event: events.Resize) -> None:
+        """The terminal has another size."""
+        self.call_after_refresh(self.redraw)
+
+    async def on_event(self, event: events.Event) -> None:
+        """Keys go to the desk before any binding of Textual's own."""
+        if isinstance(event, events.Key) and not event.is_forwarded:
+            asked = self.desk.press(key_name(event))
+            selected = self.desk.selected
+            if asked == "quit":
+                self.exit()
+            elif asked == "open" and selected is not None:
+                self.exit(selected.target)
+            else:
+                self.redraw()
+            return
+        await super().on_event(event)
+

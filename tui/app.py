@@ -25,7 +25,7 @@ from textual.driver import Driver
 from textual.drivers.linux_driver import LinuxDriver
 
 from .canvas import Canvas
-from .desk import Desk, View
+from .desk import OVERVIEW, Desk, View
 from .draw.glyphs import ASCII, NO_PIXELS, UNICODE
 from .draw.table import Table
 from .keys import click, press
@@ -321,13 +321,15 @@ def choose_ascii(ascii_only: bool, environment: dict[str, str] | None = None) ->
 
 def run_console(
     session: TargetSession, *, theme: str | None = None, ascii: bool = False, no_color: bool = False,
-    read_only: bool = False, more: Sequence[TargetSession] = (), utc: bool = False,
+    read_only: bool = False, more: Sequence[TargetSession] = (), utc: bool = False, view: int = OVERVIEW,
 ) -> int:
-    """Run the console until it is left; returns the exit status. The terminal is restored whatever happens."""
+    """Run the console, which begins at ``view``, until it is left; returns the exit status. The terminal is restored
+    whatever happens."""
     app = ConsoleApp(
         session, theme=choose_theme(theme, no_color), ascii_only=choose_ascii(ascii), read_only=read_only,
         more=more, utc=utc,
     )
+    app.desk.current = view
     gc.freeze()  # loaded modules stay, so no collection needs to walk them again
     result = app.run()
     return result if result is not None else (app.return_code or 0)

@@ -39,6 +39,8 @@ HEIGHT_MIN: Final = 16
 NOTICE_NS: Final = 4 * S
 HITS_MARKED_MAX: Final = 500
 """Hits drawn on the bar of a recording: more than the bar has cells."""
+FINDINGS_MARKED_MAX: Final = 100
+"""Findings drawn there, the worst over the others."""
 STALE_NS: Final = 2 * S
 LAG_NS: Final = S
 AGES_FROM: Final = 100
@@ -414,6 +416,10 @@ class Desk:
         else:
             state = f"PLAY {playback.speed:g}×" if playback.playing else "PAUSED"
         marks = [(seq, self.glyphs.held, "held") for seq in self.actions.hits.seqs[:HITS_MARKED_MAX]]
+        marks += [
+            (found.seq, "!", "fault" if found.level is Level.FAULT else "caution")
+            for found in self.actions.index.findings[FINDINGS_MARKED_MAX::-1] if found.level is not Level.NOTE
+        ]
         marks += [(gap.first, self.glyphs.gap, "gap") for gap in playback.recording.gaps if gap.count]
         holds = [stay for life in self.mirror.lives.values() for stay in life.stays if stay.end_ns is None]
         known = self.actions.hits

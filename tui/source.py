@@ -450,6 +450,9 @@ class TargetSession:
     async def _read_tape(self, playback: "Playback", connected: Connected) -> None:
         """Index the tape in the background. A place that was reached before gets its whole past afterwards."""
         await self.index.read(playback.recording, connected, self.mono, _yield)
+        if not self.hits.specs:
+            self.hits.take(self.index.hits)
+        self.mirror.version += 1
         if self._short and not playback.playing:
             playback.seek(playback.position_seq)
 

@@ -33,7 +33,8 @@ HITS_MAX: Final = 20_000
 def replay(
     path: Path, place: str | None, speed: float | None, follow: bool, run: str | None, form: str, **look: Any
 ) -> None:
-    """The console on a recording: play, pause, step and seek. A recording of `explore` opens at its verdict.
+    """The console on a recording: play, pause, step and seek. It opens on the findings of the whole
+    recording, the worst first, and a recording of `explore` at its verdict.
 
     Hits and holds of the recorded run are shown and do not wait. With --format json the state at the place (without
     --at: at the end) is printed as the document of `status`.
@@ -54,6 +55,7 @@ def replay(
     require_terminal("replay", "replay --format json")
     if place is None and not follow:
         at_seq = verdict_seq(recording)
+    begins = at_seq is not None or speed is not None
     playback = Playback(recording, follow=follow)
     if at_seq is not None or follow:
         playback.seek(recording.last_seq if at_seq is None else at_seq)
@@ -62,13 +64,14 @@ def replay(
     if follow or speed is not None:
         playback.play()
     from tui.app import run_console
+    from tui.desk import OVERVIEW, RECORD
     from tui.source import TargetSession
 
     session = TargetSession(
         RecordingFeed(playback), None, playback, explain=explainer("--run", recording.incarnation, path=path),
         find_hits=hit_finder(path, recording.incarnation),
     )
-    run_console(session, **look)
+    run_console(session, view=OVERVIEW if begins or follow else RECORD, **look)
 
 
 def hit_finder(path: Path, run: str) -> "Callable[[Sequence[BreakpointSpec]], Awaitable[list[int]]]":

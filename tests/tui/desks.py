@@ -15,6 +15,7 @@ from tui.draw.glyphs import ASCII, UNICODE
 from tui.keys import press
 from tui.model.mirror import Mirror
 from tui.model.places import TapeHits
+from tui.model.seeks import TapeIndex
 from tui.source import Kept
 from tui.views import all_views
 
@@ -76,6 +77,7 @@ class FakeActions:
         """Verbs, and other methods by name with their arguments."""
         self.recorder_asked = 0
         self.past = self.reel = None
+        self.index = TapeIndex()
 
     def pause(self, paused: bool) -> None:
         self.paused = paused

@@ -108,7 +108,7 @@ class Console:
                 if view == TIMELINE:
                     rows = rows[2 if size[1] >= 36 else 1 :]  # the minimap of the whole tape
                 if view == RECORD:
-                    rows = rows[next(at for at, row in enumerate(rows) if "BOOKMARKS" in row) :]
+                    rows = rows[next((at for at, row in enumerate(rows) if "TOTALS" in row), len(rows)) :][:6]
                 found[view, size] = rows
         return found
 

@@ -10,7 +10,11 @@ from pathlib import Path
 import pytest
 from textual.pilot import Pilot
 
+from kvbm_console.analysis.diagnosis import diagnose
+from kvbm_console.analysis.lints import LINTS
+from kvbm_console.analysis.walk import evidence_of
 from kvbm_console.cli.replay import hit_finder
+from kvbm_console.core.events import BreakpointHit
 from kvbm_console.core.ids import Authority
 from kvbm_console.core.snapshots import digest
 from kvbm_console.recording.playback import Playback, RecordingFeed
@@ -225,3 +229,35 @@ async def test_what_an_engine_published_is_shown_in_every_view(path: Path) -> No
             (pool.info.tier.name, pool.info.medium, pool.resident_blocks) for pool in state.pools
             if pool.info.authority is Authority.STREAM
         }
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("path", sorted(RECORDINGS.glob("*.mcap")), ids=lambda path: path.stem)
+async def test_the_findings_of_a_recording_are_those_of_doctor(path: Path) -> None:
+    async with replaying(path.name) as replay:
+        await replay.pilot.press("8")
+        index = replay.session.index
+        while not index.complete:
+            await replay.pilot.pause()
+        wanted = [
+            (one.lint, one.who, one.what, one.seq) for one in diagnose(evidence_of(replay.recording)).findings
+            if LINTS[one.lint].on_stream
+        ]
+        assert [(one.lint, one.who, one.what, one.seq) for one in index.findings] == wanted
+        assert index.hits == [
+            event.seq for events in replay.recording.events() for event in events if isinstance(event, BreakpointHit)
+        ]
+        told = f"{len(wanted)} on the whole recording" if wanted else "nothing on this recording needs a person"
+        assert told in replay.text()
+        for number, (_, who, _, seq) in enumerate(wanted[:2]):
+            await replay.pilot.press("8", *["up"] * 4, *["down"] * number)
+            assert who in replay.text()
+            places = replay.session.mirror.places
+            await replay.pilot.press("enter")
+            while replay.session.mirror.places == places:
+                await replay.pilot.pause()
+            assert replay.playback.position_seq >= seq
+            request = index.findings[number].request
+            if request is not None:
+                assert replay.app.desk.selected == request
+                assert request in replay.text()

@@ -105,6 +105,11 @@ class TapeIndex:
         """The event up to which the tape was read."""
         self.complete = False
 
+    @property
+    def walks(self) -> bool:
+        """True if the tape is walked, so that it gets findings."""
+        return self.spines is self._kept
+
     async def read(self, tape: RunTape, connected: Connected, mono: Clock, breathe: Breathe) -> None:
         """Walk over the tape. A tape that cannot be read to its end is indexed up to there."""
         mirror = Mirror()
@@ -124,5 +129,15 @@ class TapeIndex:
             pass
         if mirror.state is not None:
             found = mirror.watch.findings(mirror.state, mirror.state.at_ns)
-            self.findings = sorted(found, key=lambda one: (one.level, -one.weight, one.seq))
+            from kvbm_console.analysis.diagnosis import ranked  # it opens recordings
+
+            self.findings = ranked(found)
         self.complete = True
+
+
+def moment_of(finding: Finding, tape: RunTape) -> int:
+    """The event at which a problem is seen best: the last before its end, or the last of the tape while it lasts."""
+    if not finding.since_ns:
+        return finding.seq
+    last = tape.last_seq if finding.until_ns is None else tape.seq_at(finding.until_ns - 1)
+    return max(finding.seq, last)

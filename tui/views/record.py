@@ -6,19 +6,27 @@ Law of this file: synced events and events that are only written are told apart,
 from collections import deque
 from collections.abc import Sequence
 
+from kvbm_console.analysis.lints import LINTS, Level
 from kvbm_console.core.state import Totals
 from kvbm_console.stream.tape import TapeGap
 
-from ..desk import Desk, View
-from ..draw import bars, table
+from ..desk import LOG, SLOT, SLOTS, TIERS, TRANSFERS, Desk, View
+from ..draw import bars, table, words
 from ..draw.frame import Hint, bar_at
 from ..draw.spans import BLANK, Line, Row
 from ..draw.table import MOVES, Table, moved
 from ..model.numbers import S, count, cut, cut_middle, duration, plain, plural, size
 from ..model.places import distance
+from ..model.seeks import moment_of
 from ..model.series import resample
 
 MARKS_SHOWN = 6
+FINDINGS_SHOWN = 4
+"""Findings shown at least."""
+OTHER_ROWS = 32
+"""Rows of view 8 without findings on a tall screen."""
+VIEWS = {"log": LOG, "slots": SLOTS, "tiers": TIERS, "transfers": TRANSFERS}
+"""The view of a finding that is not about one request."""
 SIZES_KEPT = 16
 """Sizes of the recording over which its growth is told: half a minute."""
 SPECS_SHOWN = 4
@@ -37,13 +45,15 @@ class Record(View):
 
     def __init__(self) -> None:
         self.at = 0
-        """The chosen bookmark."""
+        """The chosen place: a finding, or behind the findings a bookmark."""
         self._sizes: deque[tuple[int, int]] = deque(maxlen=SIZES_KEPT)
         """(local time, bytes that the recorder had written)."""
 
     def body(self, desk: Desk, width: int, height: int) -> list[Line]:
         """The recorder of a live target, or the whole recording."""
         lines = self._replay(desk, width) if desk.recording else self._live(desk, width)
+        if desk.recording and desk.actions.index.walks:
+            lines += [*([BLANK] if desk.tall else []), *self._findings(desk, width, height)]
         lines += [*([BLANK] if desk.tall else []), *self._places(desk, width)]
         lines += [*([BLANK] if desk.tall else []), *_gaps(desk, width)]
         lines += [*([BLANK] if desk.tall else []), *_totals(desk, width)]
@@ -102,21 +112,46 @@ class Record(View):
         ]
         return [*lines, *_facts([(name, text, "text") for name, text in facts])]
 
+    def _findings(self, desk: Desk, width: int, height: int) -> list[Line]:
+        """The problems of the whole recording, worst first, as far as it has been read."""
+        index, playback = desk.actions.index, desk.actions.playback
+        found = index.findings
+        told = f"{count(len(found))} on the whole recording, worst first; enter goes there" if found else (
+            "nothing on this recording needs a person")
+        if not index.complete and playback is not None:
+            share = (index.read_seq - playback.first_seq) * 100 // max(1, playback.last_seq - playback.first_seq)
+            told = f"reading the recording … {max(0, share)} %"
+        lines = [desk.title("FINDINGS", told)]
+        shown = max(FINDINGS_SHOWN, height - OTHER_ROWS)
+        first = table.window(len(found), min(self.at, len(found)), 0, shown)
+        for at, finding in enumerate(found[first : first + shown], first):
+            chosen = at == self.at
+            row = Row().put(desk.glyphs.select if chosen else " ", "selbar")
+            row.spans(words.mark(None if finding.level is Level.NOTE else finding.level, desk.glyphs)).put(" ")
+            row.put(cut(plain(finding.who), 24 if width < 100 else 32), "strong").put("  ")
+            row.put(cut(plain(finding.what), 30), words.LEVEL_ROLE.get(finding.level, "text")).put("  ")
+            row.put(cut(plain(finding.because), max(0, width - 12 - row.x)), "muted")
+            if finding.since_ns:
+                row.right(desk.times.text(finding.since_ns), width - 1, "muted")
+            lines.append(row.zone(0, ("row", at), width).line("sel" if chosen else "", width))
+        return lines
+
     def _places(self, desk: Desk, width: int) -> list[Line]:
         """Bookmarks, and the hits around the position."""
         marks = desk.marks.places
         lines = [desk.title("BOOKMARKS", plural(len(marks), "mark") if marks else "none; m sets one here")]
         here = desk.place()
-        self.at = min(self.at, max(0, len(marks) - 1))
-        first = table.window(len(marks), self.at, 0, MARKS_SHOWN)
+        before = len(desk.actions.index.findings)
+        self.at = min(self.at, max(0, before + len(marks) - 1))
+        first = table.window(len(marks), max(0, self.at - before), 0, MARKS_SHOWN)
         for index, mark in enumerate(marks[first : first + MARKS_SHOWN], first):
-            chosen = index == self.at
+            chosen = before + index == self.at
             row = Row().put(desk.glyphs.select if chosen else " ", "selbar").put(f"{desk.glyphs.mark} ", "strong")
             row.put(f"{desk.times.text(mark.at_ns, millis=True)}  seq {count(mark.seq)}", "text").to(36)
             row.put(cut(mark.note, 24), "muted").to(62)
             if here is not None:
                 row.put(distance(mark, *here), "muted")
-            row.zone(0, ("row", index), width)
+            row.zone(0, ("row", before + index), width)
             lines.append(row.to(width - 1 if chosen else row.x).line("sel" if chosen else "", width))
         if not desk.recording:
             return lines
@@ -134,26 +169,40 @@ class Record(View):
     def hints(self, desk: Desk) -> list[Hint]:
         if not desk.recording:
             return [("←", "look back"), ("m", "mark"), ("enter", "to the mark"), ("space", "pause view")]
-        return [("space", "play"), (",.", "event back, on"), ("<>", "slower, faster"), ("c", "next hit"),
-                ("C", "previous hit"), ("m", "mark"), ("enter", "to the mark"), (":", "seek")]
+        return [("enter", "go there"), ("space", "play"), (",.", "event back, on"), ("<>", "slower, faster"),
+                ("c", "next hit"), ("C", "previous hit"), ("m", "mark"), (":", "seek")]
 
     def press(self, desk: Desk, key: str) -> bool:
-        """Choose a bookmark, and go there."""
-        marks = desk.marks.places
-        if not marks:
+        """Choose a finding or a bookmark, and go there."""
+        marks, findings = desk.marks.places, desk.actions.index.findings
+        total = len(findings) + len(marks)
+        if not total:
             return False
         if key in MOVES:
-            self.at = moved(self.at, key, len(marks), MARKS_SHOWN)
+            self.at = moved(self.at, key, total, MARKS_SHOWN)
         elif key == "enter":
-            desk.to_mark(marks[self.at])
-        elif key == "x":
-            desk.marks.toggle(marks[self.at])
+            self._go(desk)
+        elif key == "x" and self.at >= len(findings):
+            desk.marks.toggle(marks[self.at - len(findings)])
         elif key.startswith("row:"):
             self.at = int(key[4:])
-            desk.to_mark(marks[self.at])
+            self._go(desk)
         else:
             return False
         return True
+
+    def _go(self, desk: Desk) -> None:
+        """Go to the chosen place."""
+        findings, playback = desk.actions.index.findings, desk.actions.playback
+        if self.at >= len(findings) or playback is None:
+            desk.to_mark(desk.marks.places[self.at - len(findings)])
+            return
+        finding = findings[self.at]
+        playback.seek(moment_of(finding, playback.recording))
+        if finding.request is not None:
+            desk.select(finding.request)
+            desk.event = finding.seq
+        desk.go(SLOT if finding.request is not None else VIEWS[LINTS[finding.lint].view])
 
     def rows(self, desk: Desk) -> Table | None:
         """The bookmarks."""

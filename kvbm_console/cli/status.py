@@ -12,7 +12,7 @@ import click
 
 from kvbm_console.cli.output import duration, number, print_json, print_lines, safe, share, table
 from kvbm_console.cli.params import compiled, filter_option, format_option, resolve_target, target_argument
-from kvbm_console.core.errors import ConnectionLost
+from kvbm_console.core.errors import ConnectionLost, UsageError
 from kvbm_console.stream.publishers import measure_texts
 
 if TYPE_CHECKING:
@@ -26,7 +26,11 @@ if TYPE_CHECKING:
 @target_argument
 @format_option("text", "json")
 @filter_option("Only slots for which this holds, as 'state = onboarding and age > 10 ms'.")
-def status(positional: str | None, target: str | None, form: str, expression: str) -> None:
+@click.option("--health", is_flag=True, help="Ask the health service alone, for probes; exit 1 unless it is serving.")
+@click.pass_context
+def status(
+    ctx: click.Context, positional: str | None, target: str | None, form: str, expression: str, health: bool
+) -> None:
     """Warnings, cache, tiers, flows, slots, transfers, breakpoints and holds, once."""
     from kvbm_console.cli.ask import fetch_status
 
@@ -35,6 +39,14 @@ def status(positional: str | None, target: str | None, form: str, expression: st
 
         compiled("--filter", compile_slot_filter, expression)
     address = resolve_target(positional, target)
+    if health:
+        if expression or form == "json":
+            raise UsageError("--health prints one word: --filter and --format json have no meaning with it")
+        from kvbm_console.cli.ask import ask
+
+        serving = ask(address, lambda client: client.healthy())
+        click.echo("serving" if serving else "not serving")
+        ctx.exit(0 if serving else 1)
     document = fetch_status(address, expression)
     if form == "json":
         print_json(document)

@@ -9,12 +9,13 @@ from typing import Any, Final, Self, TypeVar
 
 import msgspec
 from google.protobuf.message import Message
+from grpc_health.v1 import health_pb2
 
 from kvbm_console.analysis.fleet import DaemonSummary, Located
 from kvbm_console.client.access import Access, open_channel
 from kvbm_console.client.control import ControlSession
 from kvbm_console.client.feeder import FeedClient
-from kvbm_console.client.questions import ask
+from kvbm_console.client.questions import ANSWER_S, ask, translating
 from kvbm_console.client.subscription import Subscription
 from kvbm_console.core.config import LeaderConfig
 from kvbm_console.core.errors import ConnectionLost, UsageError
@@ -22,7 +23,7 @@ from kvbm_console.core.events import Event
 from kvbm_console.core.ids import WaitPoint
 from kvbm_console.recording.options import RecorderStatus, RecordingOptions
 from kvbm_console.wire.batches import MSGPACK, events_of
-from kvbm_console.wire.protocol import version
+from kvbm_console.wire.protocol import SERVICE, version
 from kvbm_console.wire.v1 import console_pb2 as pb
 
 NOTHING_SHOWN: Final = Access()
@@ -100,6 +101,14 @@ class Client:
             block_bytes=reply.block_bytes if reply.HasField("block_bytes") else None,
             lease_ttl_ns=reply.limits.lease_ttl_ns,
         )
+
+    async def healthy(self) -> bool:
+        """True if the daemon's health service (``grpc.health.v1``) says SERVING for our service."""
+        call = self._channel.unary_unary("/grpc.health.v1.Health/Check")
+        with translating(self.target):
+            data = await call(health_pb2.HealthCheckRequest(service=SERVICE).SerializeToString(), timeout=ANSWER_S)
+        reply = health_pb2.HealthCheckResponse.FromString(data)
+        return bool(reply.status == health_pb2.HealthCheckResponse.SERVING)
 
     async def status(self, slot_filter: str = "") -> dict[str, Any]:
         """The documented ``status`` document, with the slots for which the expression holds (empty: all)."""

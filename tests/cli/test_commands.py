@@ -108,6 +108,7 @@ BAD = [
     (("tail", "--filter", "kind = SlotMovd"), "the nearest is `SlotMoved`"),
     (("replay", "/does/not/exist"), "/does/not/exist"),
     (("rec", "info", "/does/not/exist"), "/does/not/exist"),
+    (("status", "--health", "--format", "json"), "--health prints one word"),
     (("case", "--open"), "--open needs the NAME of a case"),
     (("rec", "verify", "/does/not/exist"), "/does/not/exist"),
     (("demo", "--seconds", "0"), "--seconds"),

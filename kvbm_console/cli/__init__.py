@@ -34,6 +34,7 @@ COMMANDS: Final[dict[str, str]] = {
     "rec": "kvbm_console.cli.rec:rec",
     "simulate": "kvbm_console.cli.simulate:simulate",
     "compare": "kvbm_console.cli.compare:compare",
+    "plan": "kvbm_console.cli.plan:plan",
     "calibrate": "kvbm_console.cli.calibrate:calibrate",
     "why": "kvbm_console.cli.why:why",
     "doctor": "kvbm_console.cli.doctor:doctor",

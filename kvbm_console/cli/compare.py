@@ -267,11 +267,7 @@ def require_plot(path: Path) -> None:
 
 def draw(path: Path, cells: "list[Cell]", title: str) -> None:
     """A curve for each policy over device and host blocks together; the same cells give the same picture."""
-    matplotlib: Any = importlib.import_module(LIBRARY)
-    matplotlib.use("Agg")
-    matplotlib.rcParams["svg.hashsalt"] = "kvbm-console"
-    figure = importlib.import_module(f"{LIBRARY}.figure").Figure(figsize=(8, 5), layout="constrained")
-    axes = figure.subplots()
+    figure, axes = _figure()
     curves: dict[str, list[tuple[int, float]]] = {}
     for cell in cells:
         if cell.hit_rate is not None:
@@ -285,6 +281,30 @@ def draw(path: Path, cells: "list[Cell]", title: str) -> None:
     ticks = sorted({x for points in curves.values() for x, _ in points})[:TICKS_MAX]
     axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
     axes.minorticks_off()
+    _save(path, figure, axes, title)
+
+
+def draw_curve(
+    path: Path, title: str, curve: list[tuple[int, float]], runs: list[tuple[str, int, float]]
+) -> None:
+    """The exact LRU curve, and a point for each run: its label, the blocks of all tiers, its hit rate."""
+    figure, axes = _figure()
+    axes.plot([x for x, _ in curve], [100 * y for _, y in curve], color="black", label="LRU, all tiers as one")
+    for label, blocks, rate in runs:
+        axes.plot([blocks], [100 * rate], linestyle="", marker="o", markersize=5, label=label)
+    axes.set_xscale("log")
+    _save(path, figure, axes, title)
+
+
+def _figure() -> tuple[Any, Any]:
+    matplotlib: Any = importlib.import_module(LIBRARY)
+    matplotlib.use("Agg")
+    matplotlib.rcParams["svg.hashsalt"] = "kvbm-console"
+    figure = importlib.import_module(f"{LIBRARY}.figure").Figure(figsize=(8, 5), layout="constrained")
+    return figure, figure.subplots()
+
+
+def _save(path: Path, figure: Any, axes: Any, title: str) -> None:
     axes.set_xlabel("blocks")
     axes.set_ylabel("prefix hit rate, %")
     axes.set_title(title, fontsize=9)

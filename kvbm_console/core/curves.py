@@ -196,11 +196,16 @@ class LruCurve:
         """Capacity to the hits that it brings beside those."""
         self._steps: tuple[list[int], list[int], list[int]] | None = None
 
-    def add(self, keys: Sequence[object], sizes: Sequence[int] | None = None) -> None:
-        """A request asks for these keys and stores them; see ``Stack.touch``."""
-        depths = self._stack.touch(keys, sizes)
+    def add(
+        self, keys: Sequence[object], sizes: Sequence[int] | None = None, *, asked: int | None = None
+    ) -> None:
+        """A request asks for these keys and stores them; see ``Stack.touch``.
+
+        It asks for the first ``asked`` keys only, if that is given, and stores all.
+        """
+        depths = self._stack.touch(keys, sizes)[:asked]
         self._steps = None
-        self.references += len(keys) if sizes is None else sum(sizes)
+        self.references += len(depths) if sizes is None else sum(sizes[:asked])
         at, more, deepest = self._at, self._more, 0
         for index, depth in enumerate(depths):
             if depth == NEVER:

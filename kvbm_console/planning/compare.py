@@ -9,9 +9,10 @@ import signal
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
+from functools import partial
 from itertools import product
 from multiprocessing import active_children, get_context
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 
@@ -25,6 +26,8 @@ from kvbm_console.planning.run import open_trace, simulate
 CELLS_MAX: Final = 10_000
 """A grid beyond this is a mistake in a list."""
 BELADY: Final = "belady"
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 
 class Setting(msgspec.Struct, frozen=True):
@@ -109,23 +112,31 @@ def run_grid(
 ) -> list[Cell]:
     """Run every cell, on ``workers`` processes (None for a process on each core), in the order of the settings."""
     open_trace(settings[0].options)
-    count = min(len(settings), workers or _cores())
+    return run_all(partial(run_cell, keep_requests=keep_requests), settings, workers=workers, progress=progress)
+
+
+def run_all(
+    work: Callable[[Item], Result], items: Sequence[Item], *, workers: int | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> list[Result]:
+    """The results of ``work`` for all items, on ``workers`` processes (None for a process on each core), in order."""
+    count = min(len(items), workers or _cores())
     if count == 1:
-        cells = []
-        for done, setting in enumerate(settings, start=1):
-            cells.append(run_cell(setting, keep_requests))
+        results = []
+        for done, item in enumerate(items, start=1):
+            results.append(work(item))
             if progress is not None:
                 progress(done)
-        return cells
-    cell_of: dict[int, Cell] = {}
+        return results
+    result_of: dict[int, Result] = {}
     with _workers(count) as pool:
         with _interrupts_wait():  # the processes start here, and their signal mask is ours
-            futures = {pool.submit(run_cell, setting, keep_requests): at for at, setting in enumerate(settings)}
+            futures = {pool.submit(work, item): at for at, item in enumerate(items)}
         for future in as_completed(futures):
-            cell_of[futures[future]] = future.result()
+            result_of[futures[future]] = future.result()
             if progress is not None:
-                progress(len(cell_of))
-    return [cell_of[at] for at in range(len(settings))]
+                progress(len(result_of))
+    return [result_of[at] for at in range(len(items))]
 
 
 @contextmanager

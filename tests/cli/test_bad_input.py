@@ -62,6 +62,7 @@ CACHE: Final[list[tuple[str, Any, str]]] = [
     ("step-prefill-token", "8", "a duration with a unit"), ("step-decode-request", "-1ms", "a duration with a unit"),
     ("step-decode-request", "1h", "from 0ns to 2s"),
     ("max-num-batched-tokens", 0, "from 1 to 1048576"), ("max-num-batched-tokens", 2**20 + 1, "from 1 to 1048576"),
+    ("max-waiting", 0, "from 1 to 1048576"), ("max-waiting", 2**20 + 1, "from 1 to 1048576"),
     ("max-num-seqs", 0, "from 1 to 1048576"), ("max-num-seqs", 2**20 + 1, "from 1 to 1048576"),
 ]
 """Flag of the cache, a value that it refuses, and words of the bound."""

@@ -42,6 +42,7 @@ FILES: Final[dict[str, str]] = {
     "rec capture": "zmq://127.0.0.1:1 --out captured --seconds 0.2",
     "compare": f"--trace {CHATS} --total-kv-blocks 40 --workers 1 --policies simple_lru,lfu,belady "
                "--per-request simple_lru lfu",
+    "plan": "multiturn:requests=64,sessions=8 --total-kv-blocks 200 --workers 1 --target-hit 99% --check",
     "calibrate": f"{TAPES}/local-only.mcap",
     "explore leader": "--seeds 0:2 --profile press --workers 1 --fault swapped-blocks --out found-leader",
     "explore vllm": f"--python {ROOT}/tests/explore/fake_engine.py --seeds 0:4 --profile press --workers 1 --out found",

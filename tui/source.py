@@ -10,6 +10,7 @@ import itertools
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import msgspec
@@ -32,6 +33,7 @@ from kvbm_console.stream.feed import (
     Remembering,
     SnapshotTaken,
 )
+from kvbm_console.stream.tape import RunTape
 from kvbm_console.stream.verbs import Verb
 from kvbm_console.wire.batches import MalformedBatch
 
@@ -149,7 +151,7 @@ class TargetSession:
         self._keep_past(index)
         if isinstance(feed, Refreshing):
             feed.unread = True  # the reel keeps the bytes as they come
-        self._looking = False
+        self.looking = False
         """True if older events are being asked for."""
 
     def _keep_past(self, index: TapeIndex | None) -> None:
@@ -163,6 +165,8 @@ class TargetSession:
         """Set when a place of the tape was reached for the first time."""
         self.told: dict[int, Told] | None = None
         """What the live target told of its engines; None unless this console looks back at it."""
+        self._daemons: RunTape | None = None
+        """The daemon's own recording on this machine, once events older than its ring were asked for."""
         self._short = False
         """True if the past of this place is shorter than it will be when the tape is indexed."""
 
@@ -323,9 +327,9 @@ class TargetSession:
     def look_back(self, way: Way, at: int | None, rows: int) -> None:
         """Ask for older events, in a task; a question at a time."""
         trail, spawn = self.mirror.trail, self._spawn
-        if self._looking or spawn is None or not (self.playback is not None or isinstance(self.feed, Remembering)):
+        if self.looking or spawn is None or not (self.playback is not None or isinstance(self.feed, Remembering)):
             return
-        self._looking = True
+        self.looking = True
         spawn(self._look_back(trail, way, at, rows), "log")
 
     async def _look_back(self, trail: Trail, way: Way, at: int | None, rows: int) -> None:
@@ -336,22 +340,42 @@ class TargetSession:
         except KvbmConsoleError as error:
             trail.failed = str(error)
         finally:
-            self._looking = False
+            self.looking = False
             self.mirror.version += 1
 
     async def _stretch(self, first: int, last: int) -> tuple[list[Event], int]:
-        """Older events, from the tape or from the target."""
+        """Older events from a tape that has them, else from the target; the number of the oldest anywhere."""
         self.mirror.version += 1
+        await asyncio.sleep(0)
+        tapes: list[RunTape] = [] if self.playback is None else [self.playback.recording]
+        oldest = []
         if self.playback is None:
             assert isinstance(self.feed, Remembering)
-            return await self.feed.between(first, last)
-        await asyncio.sleep(0)
-        found: list[Event] = []
-        for events in self.playback.recording.events(first) if first < last else ():
-            found += [event for event in events if event.seq < last]
-            if events[-1].seq >= last - 1:
-                break
-        return found, self.playback.first_seq
+            tapes += [] if self.reel is None or not self.reel.begun else [self.reel]
+            recorded = await self._recorded()
+            tapes += [] if recorded is None else [recorded]
+            _, ring_oldest = await self.feed.between(0, 0)
+            oldest.append(ring_oldest)
+        oldest += [tape.first_seq for tape in tapes]
+        has = next((tape for tape in tapes if tape.first_seq <= first), None)
+        if has is None and self.playback is None and (first >= oldest[0] or min(oldest) == oldest[0]):
+            assert isinstance(self.feed, Remembering)
+            found, _ = await self.feed.between(first, last)
+            return found, min(oldest)
+        has = has or min(tapes, key=lambda tape: tape.first_seq)
+        return _between(has, first, last), min(oldest)
+
+    async def _recorded(self) -> "RunTape | None":
+        """The daemon's own recording, where it lies on this machine and can be read."""
+        if self._daemons is None and isinstance(self.feed, Accounting) and self.mirror.heartbeat is not None and (
+            self.mirror.heartbeat.recorder is not None
+        ):
+            place = ((await self.feed.accounts()).get("recorder") or {}).get("path")
+            if isinstance(place, str):
+                self._daemons = _recording_at(place, self.mirror.incarnation)
+        if self._daemons is not None and self._daemons.incarnation != self.mirror.incarnation:
+            self._daemons = None
+        return self._daemons
 
     # --- explanations ------------------------------------------------------------------------------------------------
 
@@ -547,6 +571,27 @@ class TargetSession:
             await controls.retry_now()
             return "trying now"
         self._call(work)
+
+
+def _recording_at(place: str, run: str) -> RunTape | None:
+    """The run at this place of this machine; None when it is not here or cannot be read."""
+    from kvbm_console.recording.reader import Recording
+
+    path = Path(place)
+    for each in (path, path.parent):
+        with contextlib.suppress(KvbmConsoleError, OSError):
+            return Recording.open(each, run)
+    return None
+
+
+def _between(tape: RunTape, first: int, last: int) -> list[Event]:
+    """The events of a tape from ``first`` up to ``last``."""
+    found: list[Event] = []
+    for events in tape.events(first) if first < last else ():
+        found += [event for event in events if event.seq < last]
+        if events[-1].seq >= last - 1:
+            break
+    return found
 
 
 def events_in(item: FeedItem) -> int:

@@ -6,13 +6,14 @@ from collections import deque
 
 import pytest
 
+from kvbm_console.core.events import CandidatePlanned, SlotMoved
 from kvbm_console.core.state import CacheState
 from kvbm_console.stream.feed import EventsArrived, SnapshotTaken
 from tests.tui.desks import desk_of, screen
 from tests.tui.script import MS, Mono, S, Script, connected, story
 from tui.desk import LOG, Desk
 from tui.keys import press
-from tui.model.events import EVENTS
+from tui.model.events import EVENTS, kind_role
 from tui.model.filters import Filter
 
 
@@ -112,3 +113,51 @@ def test_a_filter_on_the_oldest_page_goes_on_to_what_matches() -> None:
     assert f"0 of the newest {kept:,} events match" in text
     assert f"{kept:,} kept, 1." in text
     assert "looking for older ones" in text
+
+
+STEADY_ROW = re.compile(r"^ +([\d,]+) +· (.*\d.*)$")
+
+
+@pytest.mark.parametrize("width", [80, 120, 200])
+def test_steady_kinds_share_a_row_and_every_event_is_counted(width: int) -> None:
+    desk, script = log_of(60, MS)
+    press(desk, "z")
+    rows = [row for row in screen(desk, width, 40)[3:-1] if row]
+    total = 0
+    for row in rows:
+        found = STEADY_ROW.match(row)
+        total += sum(int(number) for number in re.findall(r"(\d+) [A-Z]", found[2])) if found else 1
+    first = next(int(found[1]) for row in rows if (found := re.search(r" ([\d]+)  ?[A-Z]", row)))
+    assert any(STEADY_ROW.match(row) for row in rows)
+    assert total >= script.state.seq - first
+    press(desk, "z")
+    assert not any(STEADY_ROW.match(row) for row in screen(desk, width, 40))
+
+
+def test_n_finds_the_matches_of_the_last_filter_in_the_whole_list() -> None:
+    desk, script = log_of(60, MS)
+    planned = [event.seq for event in script.events if isinstance(event, CandidatePlanned)]
+    for key in ("/", *"kind = CandidatePlanned".replace(" ", "\0"), "enter"):
+        press(desk, "space" if key == "\0" else key)
+    screen(desk, 120, 30)
+    press(desk, "escape")
+    assert LOG not in desk.filters
+    screen(desk, 120, 30)
+    for wanted in reversed(planned[-3:]):
+        press(desk, "N")
+        assert desk.event == wanted
+        assert len([row for row in screen(desk, 120, 30) if "IterationAdvanced" in row]) > 3  # what is around it
+    press(desk, "n")
+    assert desk.event == planned[-2]
+    for _ in planned:
+        press(desk, "n")
+    assert "no later match" in screen(desk, 120, 30)[-1]
+
+
+def test_a_kind_has_the_colour_of_its_meaning() -> None:
+    desk = desk_of()
+    roles = {type(event).__name__: kind_role(event, desk.mirror) for event in desk.mirror.log}
+    assert roles["SlotHeld"] == "held"
+    assert roles["IterationAdvanced"] == "faint"
+    moves = {kind_role(event, desk.mirror) for event in desk.mirror.log if isinstance(event, SlotMoved)}
+    assert {"state.prefilling", "state.decoding"} <= moves

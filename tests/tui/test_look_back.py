@@ -15,17 +15,18 @@ import pytest
 
 from kvbm_console.cli.keep import SeenKeeper
 from kvbm_console.client import LiveFeed
+from kvbm_console.core.events import Event
 from kvbm_console.core.snapshots import digest
 from kvbm_console.recording.playback import Playback, RecordingFeed
 from kvbm_console.recording.reader import Recording
 from kvbm_console.stream.feed import BatchArrived, Connected, EventsArrived, FeedItem, GapSeen, SnapshotTaken
 from kvbm_console.wire.batches import UnreadBatch, pack_events
 from kvbm_console.wire.v1 import console_pb2 as pb
-from tests.server.daemons import daemon_at
+from tests.server.daemons import daemon_at, published
 from tests.tui.script import Mono, S
-from tui.desk import HELP, RECORD, TIMELINE, Desk
+from tui.desk import HELP, LOG, RECORD, TIMELINE, Desk
 from tui.keys import press
-from tui.model import reel, seeks, spine
+from tui.model import history, reel, seeks, spine
 from tui.source import TargetSession
 from tui.views import all_views
 
@@ -256,7 +257,7 @@ async def test_looking_back_at_a_daemon_shows_what_its_console_recorded(
         live = Console(TargetSession(LiveFeed(daemon.address), mono=Mono(), keeper=keeper))
         kept = live.session.reel
         assert kept is not None
-        await live.until(lambda: kept.last_seq - kept.first_seq > 3_000)
+        await live.until(lambda: kept.last_seq - kept.first_seq > 1_500)
         press(live.desk, "left")
         await live.until(lambda: live.desk.looks_back)
         rng = random.Random(3)
@@ -281,3 +282,41 @@ async def test_looking_back_at_a_daemon_shows_what_its_console_recorded(
     for task in replay.tasks:
         task.cancel()
     await asyncio.gather(*replay.tasks, return_exceptions=True)
+
+
+class Forgetful(LiveFeed):
+    """A feed whose daemon remembers nothing older than event 1,200."""
+
+    async def between(self, first: int, last: int) -> tuple[list[Event], int]:
+        events, oldest = await super().between(max(first, 1_200), last)
+        return [event for event in events if 1_200 <= event.seq < last], max(1_200, oldest)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("keeps", [True, False])
+async def test_the_log_goes_back_through_console_daemon_and_recording(
+    tmp_path: Path, keeps: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(history, "LOG_MAX", 300)
+    async with daemon_at("multiturn", record=tmp_path / "run") as daemon:
+        await published(daemon, lambda: daemon.service.state.seq > 1_500)
+        live = Console(TargetSession(Forgetful(daemon.address), mono=Mono()))
+        mirror = live.session.mirror
+        if not keeps:
+            live.session.reel = None
+        await live.until(lambda: mirror.heartbeat is not None and mirror.next_seq > 1_600)
+        live.desk.current = LOG
+        trail = mirror.trail
+        live.desk.draw(120, 40)
+        press(live.desk, "g")
+        text = ""
+        while "nothing older than event 0" not in text:
+            text = "\n".join(line.text for line in live.desk.draw(120, 40))
+            await live.until(lambda: not live.session.looking)
+            assert not trail.failed
+        wanted = [event for events in Recording.open(tmp_path / "run").events(0) for event in events]
+        assert len(trail.far) > 30
+        assert [*trail.far] == wanted[: len(trail.far)]
+        for task in live.tasks:
+            task.cancel()
+        await asyncio.gather(*live.tasks, return_exceptions=True)

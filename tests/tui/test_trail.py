@@ -96,7 +96,7 @@ def test_g_goes_to_the_oldest_event_of_the_daemon_and_says_that_it_is() -> None:
     press(desk, "g")
     assert rows_of(desk)[0] == 500
     text = "\n".join(screen(desk, 80, 24))
-    assert "nothing older in the daemon than event 500; a recording keeps all" in text
+    assert "nothing older than event 500 in the daemon, its recording or this console" in text
     flow(desk, script, 400)  # the daemon forgets them, the reader keeps them
     assert rows_of(desk)[0] == 500
     press(desk, "G")
@@ -255,7 +255,7 @@ async def test_a_live_console_asks_the_ring_of_its_daemon() -> None:
 
 @pytest.mark.asyncio
 async def test_a_recording_is_paged_and_searched_back_to_its_first_event(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tui.source.BACKFILL_EVENTS", 200)
+    monkeypatch.setattr("tui.model.seeks.STRETCH_EVENTS", 200)
     async with replaying("gap.mcap") as replay:
         mirror, tape = replay.session.mirror, replay.recording
         await command(replay, "seek end")

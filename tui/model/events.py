@@ -132,6 +132,46 @@ PHRASES: Final[dict[type[ev.Event], Callable[[Any, History], str]]] = {
 """Kinds whose phrase differs from the core's."""
 
 
+_COPIES: Final = (
+    ev.CandidatePlanned, ev.CandidateSkipped, ev.CandidatePromoted, ev.OperationStarted, ev.CandidateEnded,
+)
+_TROUBLE: Final[dict[type[ev.Event], str]] = {
+    ev.StimulusRejected: "caution", ev.CompletionRefused: "caution", ev.HitsLost: "caution", ev.SourceLost: "caution",
+    ev.CallBlocked: "caution", ev.InvariantViolated: "fault", ev.ContentMismatched: "fault", ev.AuditDiffered: "fault",
+    ev.BlocksQuarantined: "caution",
+}
+_HOLDS: Final = (
+    ev.BreakpointHit, ev.SlotHeld, ev.HoldParked, ev.HoldReleased, ev.HoldDenied, ev.BreakpointStopped, ev.Frozen,
+    ev.Thawed,
+)
+_LOOKUPS: Final = (ev.LookupAnswered, ev.BlocksStaged, ev.StagingReleased, ev.PrefixScored)
+STEADY: Final = frozenset({
+    ev.IterationAdvanced, ev.BlocksFilled, ev.BlocksReady, ev.BlocksReserved, ev.BlocksEvicted, ev.BlocksDropped,
+    ev.BlocksSeen, ev.DeviceBlocksAssigned, ev.DeviceBlocksReleased, ev.DeviceBlocksReplaced, ev.CandidateEnqueued,
+    ev.CandidateEvaluated, ev.OperationReported, ev.BatchEnded, ev.EngineMeasured, ev.ConnectorMeasured,
+})
+"""Kinds that every iteration and every copy brings. A log without them still tells the life of each request."""
+
+
+def kind_role(event: ev.Event, history: History) -> str:
+    """The colour of a kind: trouble, a hold, the state that a slot enters, a copy up or down, a look-up."""
+    kind = type(event)
+    if kind in _TROUBLE:
+        return _TROUBLE[kind]
+    if isinstance(event, ev.CandidateEnded) and event.status is CandidateStatus.FAILED:
+        return "fault"
+    if isinstance(event, ev.SlotMoved):
+        return f"state.{event.new.label}"
+    if kind in _HOLDS:
+        return "held"
+    if kind in _LOOKUPS:
+        return "state.onboard_staged"
+    if kind in _COPIES:
+        route = _event_route(event, None, history)
+        return "state.onboarding" if route is not None and route.is_load else "muted"
+    return "faint" if kind in STEADY else "text"
+
+
 Link = tuple[str, int]
 _S = SlotState
 _OPENS: Final[dict[SlotState, tuple[type[Event], ...]]] = {

@@ -20,7 +20,8 @@ from ..draw.spans import Line, Row, fit
 from ..draw.table import Table
 from ..draw.words import request
 from ..model.coverage import SeenGap, Stretch
-from ..model.events import EVENTS, concerns, describe
+from ..model.events import EVENTS, STEADY, concerns, describe, kind_role
+from ..model.filters import Filter
 from ..model.numbers import count, cut, per_second, plain, plural, spoken
 from ..model.trail import Trail, backwards, index_at
 
@@ -63,7 +64,8 @@ def event_line(desk: Desk, event: Event, width: int, *, chosen: bool = False, fo
     row.right(count(event.seq), row.x + (11 if wide else 10), "faint")
     row.put("  " if wide else " ")
     kind = row.x
-    row.put(cut(type(event).__name__, 20 if wide else 18), "text").to(kind + (22 if wide else 19))
+    row.put(cut(type(event).__name__, 20 if wide else 18), kind_role(event, desk.mirror))
+    row.to(kind + (22 if wide else 19))
     if subject:
         row.spans([request(subject, 20 if wide else 13, "strong" if subject == desk.selected else "text")])
         row.to(row.x + 2 if wide else row.x + 1)
@@ -125,6 +127,30 @@ class Passed(msgspec.Struct, frozen=True):
     count: int
 
 
+class Folded(msgspec.Struct, frozen=True):
+    """Events of steady kinds in a row, with how often each kind came; ``seq`` is the newest."""
+
+    seq: int
+    first: int
+    kinds: tuple[tuple[str, int], ...]
+
+    def and_before(self, event: Event) -> "Folded":
+        """The same with the event in front of them."""
+        counts = dict(self.kinds)
+        counts[type(event).__name__] = counts.get(type(event).__name__, 0) + 1
+        return Folded(self.seq, event.seq, tuple(counts.items()))
+
+    @property
+    def text(self) -> str:
+        """``3 IterationAdvanced, 1 BlocksFilled``."""
+        kinds = sorted(self.kinds, key=lambda pair: -pair[1])
+        return ", ".join(f"{count(times)} {name}" for name, times in kinds)
+
+
+Shown = list[tuple[Event | SeenGap | Passed | Folded, int]]
+"""Rows, each with the number of equal events that share it."""
+
+
 class Log(View):
     """View 9."""
 
@@ -143,6 +169,10 @@ class Log(View):
         """Seqs of the rows on the screen."""
         self._to_oldest = False
         """True if the reader waits for the oldest page."""
+        self.folds = False
+        """True if events of steady kinds share a row."""
+        self.sought: Filter | None = None
+        """The last filter: ``n`` and ``N`` find its matches when the list is whole again."""
 
     def body(self, desk: Desk, width: int, height: int) -> list[Line]:
         """The newest events, or the events up to the place where the reader stopped."""
@@ -159,7 +189,12 @@ class Log(View):
         row = Row().put(" LOG", "title").put("   following" if self.last_seq is None else "   stopped", "muted")
         wanted = desk.filters.get(LOG)
         if wanted is not None:
+            self.sought = wanted
             row.put(f"   / {cut(wanted.text, width // 2)}", "text")
+        elif self.sought is not None:
+            row.put(f"   n N {cut(self.sought.text, width // 3)}", "text")
+        if self.folds:
+            row.put("   z folded", "text")
         newer = self._newer(desk)
         right = f"{count(newer)} newer  G" if newer else f"{per_second(rate)} a second" + (
             ", +n: n like it before" if fold else "")
@@ -177,6 +212,8 @@ class Log(View):
         for item, more in events:
             if isinstance(item, SeenGap | Passed):
                 lines.append(_band(desk, item, width))
+            elif isinstance(item, Folded):
+                lines.append(_folded_line(desk, item, width))
             else:
                 lines.append(event_line(desk, item, width, chosen=item.seq == desk.event, folded=more))
         return [*fit(lines, height - len(foot)), *foot]
@@ -233,7 +270,7 @@ class Log(View):
             return 0
         return max(0, desk.mirror.log[-1].seq - self.last_seq)
 
-    def _shown(self, desk: Desk, rows: int, fold: bool) -> list[tuple[Event | SeenGap | Passed, int]]:
+    def _shown(self, desk: Desk, rows: int, fold: bool) -> Shown:
         """The last ``rows`` events that match, each with the number of equal events that were folded into its row.
 
         Gaps and passed-over events stand at their place. If too few rows stand before the place of the reader, the
@@ -248,9 +285,7 @@ class Log(View):
                 found = self._before(desk, self.last_seq, rows, fold)
         return found
 
-    def _before(
-        self, desk: Desk, newest: int | None, rows: int, fold: bool
-    ) -> list[tuple[Event | SeenGap | Passed, int]]:
+    def _before(self, desk: Desk, newest: int | None, rows: int, fold: bool) -> Shown:
         """The last ``rows`` events that match, up to the event ``newest``."""
         trail = desk.mirror.trail
         marks: list[SeenGap | Stretch] = [gap for gap in desk.mirror.gaps if newest is None or gap.last <= newest]
@@ -258,12 +293,17 @@ class Log(View):
         marks = [mark for mark in marks if not trail.covers(mark.first)]
         marks += [gap for gap in trail.gaps if trail.covers(gap.first) and (newest is None or gap.last <= newest)]
         marks.sort(key=lambda mark: mark.first)
-        found: list[tuple[Event | SeenGap | Passed, int]] = []
+        found: Shown = []
         for event in backwards(trail.events(newest), newest):
             while marks and marks[-1].first > event.seq:
                 _add(found, marks.pop())
             last, more = found[-1] if found else (None, 0)
-            if fold and last is not None and _alike(desk, event, last):
+            if self.folds and type(event) in STEADY and event.seq != desk.event:
+                if isinstance(last, Folded):
+                    found[-1] = last.and_before(event), 0
+                else:
+                    found.append((Folded(event.seq, event.seq, ((type(event).__name__, 1),)), 0))
+            elif fold and last is not None and _alike(desk, event, last):
                 found[-1] = last, more + 1
             else:
                 found.append((event, 0))
@@ -273,6 +313,7 @@ class Log(View):
 
     def hints(self, desk: Desk) -> list[Hint]:
         return [("↑↓", "move"), ("G", "newest"), ("/", "filter"), ("[ ]", "cause, effect"), ("enter", "its slot"),
+                ("z", "unfold" if self.folds else "fold"), ("n N", "match"),
                 ("space", "play" if desk.recording else "pause view")]
 
     def press(self, desk: Desk, key: str) -> bool:
@@ -282,8 +323,12 @@ class Log(View):
         trail = self._trail(desk)
         trail.failed = ""
         match key:
+            case "n" | "N" if self.sought is not None and LOG not in desk.filters:
+                self._find(desk, trail, self.sought, -1 if key == "N" else 1)
             case "up" | "k" | "N" | "down" | "j" | "n":
                 self._step(desk, trail, -1 if key in ("up", "k", "N") else 1)
+            case "z":
+                self.folds = not self.folds
             case "pageup" | "pagedown":
                 self._scroll(trail, self.page if key == "pagedown" else -self.page)
             case "g" | "home":
@@ -316,6 +361,20 @@ class Log(View):
             found = events[at] if 0 <= at < len(events) else None
         if found is not None:
             self._choose(desk, found)
+
+    def _find(self, desk: Desk, trail: Trail, sought: Filter, step: int) -> None:
+        """The next or previous match of the last filter, in the whole list."""
+        here = desk.event if desk.event is not None else self._found[-1] + 1 if self._found else 0
+        events = trail.events(here)
+        at = index_at(events, here - (step < 0)) + (step > 0)
+        places = range(at, len(events)) if step > 0 else range(at, -1, -1)
+        mirror = desk.mirror
+        found = next((events[i] for i in places if sought.matches(events[i], mirror.state, mirror)), None)
+        if found is not None:
+            self._choose(desk, found)
+            return
+        where = "later" if step > 0 else "earlier"
+        desk.tell(f"no {where} match among {plural(len(places), 'event')}; / finds all that there are", "muted")
 
     def _choose(self, desk: Desk, event: Event) -> None:
         desk.event = event.seq
@@ -367,7 +426,7 @@ class Log(View):
         return event_table(desk, self._trail(desk).events(self.last_seq))
 
 
-def _seqs(rows: list[tuple[Event | SeenGap | Passed, int]]) -> list[int]:
+def _seqs(rows: Shown) -> list[int]:
     return [item.seq for item, _ in rows if not isinstance(item, SeenGap | Passed)]
 
 
@@ -379,7 +438,7 @@ def _end_text(desk: Desk, trail: Trail) -> str:
         return "looking for older ones"
     if desk.recording:
         return "nothing older: the recording begins here"
-    return f"nothing older in the daemon than event {count(trail.oldest)}; a recording keeps all"
+    return f"nothing older than event {count(trail.oldest)} in the daemon, its recording or this console"
 
 
 def _kept_text(desk: Desk) -> str:
@@ -390,15 +449,15 @@ def _kept_text(desk: Desk) -> str:
     return f"{count(len(log))} kept, {spoken(log[-1].at_ns - log[0].at_ns)}"
 
 
-def _alike(desk: Desk, event: Event, other: Event | SeenGap | Passed) -> bool:
+def _alike(desk: Desk, event: Event, other: Event | SeenGap | Passed | Folded) -> bool:
     """True if two events differ in their numbers alone."""
-    return not isinstance(other, SeenGap | Passed) and type(event) is type(other) and (
+    return not isinstance(other, SeenGap | Passed | Folded) and type(event) is type(other) and (
         getattr(event, "pool", None) == getattr(other, "pool", None)
         and concerns(event, desk.mirror) == concerns(other, desk.mirror)
     )
 
 
-def _add(found: list[tuple[Event | SeenGap | Passed, int]], mark: SeenGap | Stretch) -> None:
+def _add(found: Shown, mark: SeenGap | Stretch) -> None:
     """Append a mark, going back in time; stretches with no shown event between them share a row."""
     last = found[-1][0] if found else None
     if isinstance(mark, SeenGap):
@@ -414,6 +473,14 @@ def _mark_text(mark: SeenGap | Passed) -> str:
     if isinstance(mark, SeenGap):
         return f"gap {span}, {mark.reason}; state from the snapshot "
     return f"passed over {span}; not lost: tail and recordings have them "
+
+
+def _folded_line(desk: Desk, item: Folded, width: int) -> Line:
+    """Events of steady kinds on one row, in the columns of an event."""
+    wide = width >= 100
+    row = Row().to(1).to(1 + len(desk.times.text(0, millis=True))).right(count(item.seq), (26 if wide else 24), "faint")
+    row.put("  " if wide else " ").put(cut(f"{desk.glyphs.todo} {item.text}", width - 1 - row.x), "faint")
+    return row.zone(0, ("row", item.seq), width).line("", width)
 
 
 def _band(desk: Desk, mark: SeenGap | Passed, width: int) -> Line:

@@ -16,7 +16,7 @@ import asyncio
 import logging
 import typing
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from typing import Any, Final
 
 import anyio
@@ -26,11 +26,11 @@ import msgspec
 from kvbm_console.core import instructions as ins
 from kvbm_console.core import stimuli as st
 from kvbm_console.core.columns import pack_ids
-from kvbm_console.core.config import REQUEST_ID_BYTES_MAX, require
+from kvbm_console.core.config import REQUEST_ID_BYTES_MAX, BreakpointSpec, require
 from kvbm_console.core.errors import Refused
 from kvbm_console.core.events import StimulusRejected
 from kvbm_console.core.holds import points_of
-from kvbm_console.core.ids import Authority, FinishReason, SlotState, WaitPoint, request_globs
+from kvbm_console.core.ids import Authority, FinishReason, Site, SlotState, WaitPoint, request_globs
 from kvbm_console.core.leader import Outcome
 from kvbm_console.core.state import CacheState
 from kvbm_console.dispatch import Dispatcher
@@ -66,6 +66,7 @@ class FeedSink:
         self._wake = asyncio.Event()
         self._standing: frozenset[str] = frozenset()
         self._lookups: frozenset[str] = frozenset()
+        self._copies: frozenset[str] = frozenset()
         self.name = name
         self.names = RequestNames(source)
         self.cost: pb.FeedCost | None = None
@@ -119,18 +120,20 @@ class FeedSink:
             self.put(pb.FeedReply(standing=pb.StandingRequests(requests=theirs)))
 
     def _look_at_breakpoints(self) -> None:
-        """Report the breakpoints of lookups to a watched engine, which then asks before such a lookup."""
+        """Report the breakpoints of lookups and copies to a watched engine, which then asks before those."""
         leader = self._service.leader
-        if self._source not in leader.watched or not (leader.state.breakpoints or self._lookups):
+        known = leader.state.breakpoints
+        if self._source not in leader.watched or not (known or self._lookups or self._copies):
             return
-        globs = frozenset(
-            glob for known in leader.state.breakpoints.values()
-            if known.enabled and WaitPoint.LOOKUP in points_of(known.spec)
-            for glob in request_globs(known.spec.request)
-        )
-        if globs != self._lookups:
-            self._lookups = globs
-            self.put(pb.FeedReply(lookups=pb.LookupGlobs(globs=sorted(globs))))
+        armed = [one.spec for one in known.values() if one.enabled]
+        lookups = _globs(spec for spec in armed if WaitPoint.LOOKUP in points_of(spec))
+        copies = _globs(spec for spec in armed if spec.site is Site.DISPATCH_WILL)
+        if lookups != self._lookups:
+            self._lookups = lookups
+            self.put(pb.FeedReply(lookups=pb.LookupGlobs(globs=sorted(lookups))))
+        if copies != self._copies:
+            self._copies = copies
+            self.put(pb.FeedReply(copies=pb.LookupGlobs(globs=sorted(copies))))
 
     def _look_at_holds(self) -> None:
         state = self._service.state
@@ -196,6 +199,10 @@ class FeedSink:
 
     def zero(self, pool: int) -> None:
         """Bytes of another process are its own; a physical reset there follows from ``clear``."""
+
+
+def _globs(specs: Iterable[BreakpointSpec]) -> frozenset[str]:
+    return frozenset(glob for spec in specs for glob in request_globs(spec.request))
 
 
 class FeedMethod:

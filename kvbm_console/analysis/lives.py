@@ -327,11 +327,12 @@ def released(lives: Lives, e: ev.HoldReleased) -> None:
 
 
 def planned(lives: Lives, e: ev.CandidatePlanned) -> Transfer:
-    """A transfer begins."""
-    life = lives.tell(e.slot, e)
+    """A transfer begins. A connector's copy that no slot waits for belongs to the slot whose blocks are copied."""
+    slot = e.for_slot if e.slot is None else e.slot
+    life = lives.tell(slot, e)
     transfer = Transfer(
-        e.candidate, e.slot, life.request if life is not None else "", e.route, len(e.hashes) // HASH_BYTES, e.at_ns,
-        e.seq,
+        e.candidate, slot, life.request if life is not None else e.request, e.route, len(e.hashes) // HASH_BYTES,
+        e.at_ns, e.seq,
     )
     lives.transfers[e.candidate] = transfer
     if life is not None:
@@ -379,6 +380,8 @@ def reported(lives: Lives, e: ev.OperationReported) -> None:
     """A rank of its mover reported."""
     transfer = lives.by_operation[e.operation]
     transfer.ranks.add(e.rank)
+    if e.wire_ns is not None:
+        transfer.started_ns = max(transfer.started_ns or 0, e.at_ns - e.wire_ns)
     lives.ranks = max(lives.ranks, e.rank + 1)
     if not e.ok:
         transfer.error, transfer.error_rank = e.error, e.rank

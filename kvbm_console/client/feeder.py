@@ -64,6 +64,8 @@ class FeedClient:
         """The holds of this engine's requests."""
         self.lookups: tuple[str, ...] = ()
         """Globs of requests whose lookup may be held; a watched engine asks before such a lookup."""
+        self.copies: tuple[str, ...] = ()
+        """Globs of requests whose copies may be held; an engine that can wait asks before such a copy."""
         self.paused = False
         """True if the leader asks for no iteration to be formed."""
         self.computed_tokens: dict[str, int] = {}
@@ -205,6 +207,9 @@ class FeedClient:
             self._changed()
         elif kind == "lookups":
             self.lookups = tuple(reply.lookups.globs)
+            self._changed()
+        elif kind == "copies":
+            self.copies = tuple(reply.copies.globs)
             self._changed()
         elif kind in ("pause", "resume"):
             self.paused = kind == "pause"

@@ -39,11 +39,11 @@ from kvbm_console.core.ids import (
 
 KIND_NUMBER_BASE: Final = 100
 """The number of a kind in the messages of the wire is this plus its msgpack tag."""
-SCHEMA_ID: Final = 7
+SCHEMA_ID: Final = 8
 """Version of events and stimuli that a batch carries, so that a reader can say why it cannot read one."""
-FORMAT_MINOR: Final = 9
+FORMAT_MINOR: Final = 10
 """Minor version of recordings, which older readers may read and pass new things over."""
-PROTOCOL_MINOR: Final = 9
+PROTOCOL_MINOR: Final = 10
 """Minor version of the wire. A new kind or field raises all three; ``make proto`` refuses it otherwise."""
 NOTHING_RETURNED: Final = (0, 0, 0, 0)
 
@@ -323,13 +323,17 @@ class OperationStarted(Event, tag=21):
 
 
 class OperationReported(Event, tag=22):
-    """One rank reported; an error counts as a report. ``failed`` are indices (int32) into the blocks."""
+    """One rank reported; an error counts as a report. ``failed`` are indices (int32) into the blocks.
+
+    ``wire_ns``: the mover began to copy so long ago, and not when the operation was started. None if it does not tell.
+    """
 
     operation: int
     rank: int
     ok: bool
     error: str
     failed: Indices
+    wire_ns: int | None = None
 
 
 class CandidateEnded(Event, tag=23):

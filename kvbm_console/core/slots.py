@@ -209,6 +209,11 @@ class CandidateFacts(msgspec.Struct, array_like=True):
     request: str = ""
     """The request of ``for_slot``."""
 
+    @property
+    def owner(self) -> int | None:
+        """The slot that waits for it, or whose blocks a connector copies; None for blocks of no slot."""
+        return self.for_slot if self.slot is None else self.slot
+
 
 class OperationFacts(msgspec.Struct, array_like=True):
     """The copy of ``sources[i]`` to ``targets[i]``."""

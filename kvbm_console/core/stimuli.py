@@ -273,6 +273,9 @@ class CopyBegun(Stimulus, tag=42):
 
     A load into the device is the load of the allocation of ``request``. ``hashes`` are the blocks as far as their
     content is known, and ``blocks`` is the number of all blocks. ``size_bytes`` is None if the size is unknown.
+
+    With ``asks`` the copy waits for the answer, which is like that of a lookup. A breakpoint at ``dispatch.will`` may
+    hold the copy.
     """
 
     copy: int
@@ -282,13 +285,20 @@ class CopyBegun(Stimulus, tag=42):
     hashes: bytes
     blocks: int
     size_bytes: int | None
+    asks: bool = False
 
 
 class CopyEnded(Stimulus, tag=43):
-    """A connector's copy ended as ``status``: completed, failed or cancelled."""
+    """A connector's copy ended as ``status``: completed, failed or cancelled.
+
+    ``wire_ns`` is the time in which its bytes moved, None if the connector does not tell. ``error`` is the reason of a
+    failure in words, if there are any.
+    """
 
     copy: int
     status: CandidateStatus
+    wire_ns: int | None = None
+    error: str = ""
 
 
 class ConnectorReported(Stimulus, tag=44):

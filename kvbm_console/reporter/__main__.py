@@ -47,6 +47,8 @@ class Reporter:
         self._translator = Translator(settings)
         self._waiting: set[str] = set()
         """Requests that the tap has asked for and that are held."""
+        self._copies: dict[int, str] = {}
+        """Loads that the tap has asked for and that are held, by number, with their requests."""
         self._served: subprocess.Popen[bytes] | None = None
         self._task: asyncio.Task[list[Any] | None] | None = None
         self.ended = False
@@ -133,10 +135,11 @@ class Reporter:
         )
         async with (
             Client(settings.target or default_target(), access=access) as client,
-            client.feed(settings.name, points=(WaitPoint.LOOKUP,)) as feed,
+            client.feed(settings.name, points=_points(settings)) as feed,
         ):
             self.sessions += 1
             self._waiting.clear()
+            self._copies.clear()
             self._translator.begin()
             await self._submit(feed)
             await self._send(TapAnswer(listens=True))
@@ -169,12 +172,14 @@ class Reporter:
         """Deliver the translated calls; verdicts go back at once."""
         translator = self._translator
         go: list[str] = []
+        copies_go: list[int] = []
+        waiting = len(self._copies)
         # A declaration is submitted alone, because later calls need the pool's index from its answer.
         for _, group in groupby(enumerate(translator.take_calls()), lambda row: _declares(row[1]) and row[0] + 1):
             part = [call for _, call in group]
             results = await feed.submit_all([translator.placed(call) for call in part])
             for call, result in zip(part, results, strict=True):
-                self._answered(call, result, go)
+                self._answered(call, result, go, copies_go)
         if translator.cost is not None:
             cost, translator.cost = translator.cost, None
             differing = None if translator.audited is None else translator.differing
@@ -182,33 +187,48 @@ class Reporter:
         if translator.wants_all:
             translator.wants_all = False
             await self._send(TapAnswer(full=True))
-        if go:
-            await self._tell(feed, go)
+        if go or copies_go or len(self._copies) > waiting:  # the hold itself may have been told before
+            await self._tell(feed, go, copies_go)
 
-    def _answered(self, call: Call, result: Any, go: list[str]) -> None:
+    def _answered(self, call: Call, result: Any, go: list[str], copies_go: list[int]) -> None:
         self._translator.answered(call, result)
         if isinstance(result, Refused):
             if isinstance(call.stimulus, st.PoolDeclared):
                 raise result
             self._translator.wants_all = True
-        if call.asks:
-            if isinstance(result, MatchAnswer) and result.tokens is None:
-                self._waiting.add(call.asks)
-            else:
-                go.append(call.asks)
+        held = isinstance(result, MatchAnswer) and result.tokens is None
+        if call.copy is not None and held:
+            self._copies[call.copy] = call.asks
+        elif call.copy is not None:
+            copies_go.append(call.copy)
+        elif call.asks and held:
+            self._waiting.add(call.asks)
+        elif call.asks:
+            go.append(call.asks)
 
     async def _watch(self, feed: FeedClient) -> None:
         """Tell the tap each change of holds or breakpoints."""
         while feed.alive:
             changed = asyncio.ensure_future(feed.changed())
-            await self._tell(feed, [])
+            await self._tell(feed, [], [])
             await changed
 
-    async def _tell(self, feed: FeedClient, go: list[str]) -> None:
+    async def _tell(self, feed: FeedClient, go: list[str], copies_go: list[int]) -> None:
         held = {name: hold.max_hold_ns + SLACK_NS for name, hold in feed.held.items()}
         released = [name for name in self._waiting if name not in held]
         self._waiting.difference_update(released)
-        await self._send(TapAnswer(held=held, globs=list(feed.lookups), go=[*go, *released]))
+        begin = [number for number, name in self._copies.items() if name not in held]
+        for number in begin:
+            del self._copies[number]
+        await self._send(TapAnswer(
+            held=held, globs=list(feed.lookups), go=[*go, *released], copies=list(feed.copies),
+            copies_held={number: held[name] for number, name in self._copies.items()}, copies_go=[*copies_go, *begin],
+        ))
+
+
+def _points(settings: TapSettings) -> tuple[WaitPoint, ...]:
+    """Where this engine can let a request stand still."""
+    return (WaitPoint.LOOKUP, WaitPoint.DISPATCH) if settings.tiers else (WaitPoint.LOOKUP,)
 
 
 async def _end_of(feed: FeedClient) -> None:

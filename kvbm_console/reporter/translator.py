@@ -64,7 +64,8 @@ class _Request(msgspec.Struct):
 
 
 class Call(msgspec.Struct, frozen=True):
-    """A stimulus to submit; ``asks`` names the request whose verdict it fetches, ``medium`` the pool it declares.
+    """A stimulus to submit; ``asks`` names the request whose verdict it fetches, and ``copy`` is the number of the load
+    that the verdict is for if it is no lookup. ``medium`` names the pool that it declares.
 
     A copy goes from the pool of ``medium`` to the pool of ``target``.
     """
@@ -73,6 +74,7 @@ class Call(msgspec.Struct, frozen=True):
     asks: str = ""
     medium: str = ""
     target: str = ""
+    copy: int | None = None
 
 
 class Translator:
@@ -244,7 +246,7 @@ class Translator:
 
     def _copy(
         self, number: int, request: str, source: str, target: str, hashes: list[int], blocks: int,
-        size_bytes: int | None,
+        size_bytes: int | None, asks: bool = False,
     ) -> None:
         """A copy of the connector. A load is reported with the allocation of its request."""
         self._untold.discard(number)
@@ -254,9 +256,12 @@ class Translator:
             return
         self._open.add(number)
         begun = self._stimulus(
-            st.CopyBegun, number, request, 0, 0, pack_hashes(hashes), blocks, size_bytes
+            st.CopyBegun, number, request, 0, 0, pack_hashes(hashes), blocks, size_bytes, asks
         )
-        call = Call(begun, medium=self._key(source), target=self._key(target))
+        call = Call(
+            begun, asks=request if asks else "", medium=self._key(source), target=self._key(target),
+            copy=number if asks else None,
+        )
         if self._key(target) == DEVICE and request:
             self._loads[request] = call
         else:
@@ -273,10 +278,10 @@ class Translator:
             self.declare(medium, silent=True)
         return medium in self.pools
 
-    def _copied(self, number: int, status: str) -> None:
+    def _copied(self, number: int, status: str, wire_ns: int | None = None, error: str = "") -> None:
         if number in self._open:
             self._open.discard(number)
-            self._call(st.CopyEnded, number, STATUSES[status])
+            self._call(st.CopyEnded, number, STATUSES[status], wire_ns, error)
 
     def _slow(self, request: str, connector: str, method: str, took_ns: int) -> None:
         self._call(st.CallReported, request, connector, method, took_ns)

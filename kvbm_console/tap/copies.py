@@ -113,6 +113,8 @@ class ConnectorWatch:
         self._numbers = 0
         self._slow_ns = 0
         """Time in calls that were reported as slow, so that the call around them is not reported for the same time."""
+        self.holds_loads = False
+        """True if a tap of ours stands around a lower tier, and can keep a load from beginning."""
         self.open: dict[tuple[int, str, Any], list[OrderedCopy]] = {}
         """(connector, kind, the connector's number) to the open copies of that order."""
         self.calls: dict[tuple[str, str], list[int]] = {}
@@ -268,17 +270,17 @@ class ConnectorWatch:
             return []
         return [blocks[place].block_hash for place in places if blocks[place].block_hash is not None]
 
-    def _begin(self, order: tuple[int, str, Any], copies: list[OrderedCopy]) -> None:
+    def _begin(self, order: tuple[int, str, Any], copies: list[OrderedCopy], *, asks: bool = False) -> None:
         if len(self.open) < OPEN_MAX and copies:
             self.open[order] = copies
             if self._recorder.on:
                 for copy in copies:
-                    self._tell(copy)
+                    self._tell(copy, asks=asks)
 
-    def _tell(self, copy: OrderedCopy) -> None:
+    def _tell(self, copy: OrderedCopy, *, asks: bool = False) -> None:
         self._recorder.put((
             "copy", _now(), copy.number, copy.request, copy.source, copy.target, copy.keys, copy.blocks,
-            copy.size_bytes,
+            copy.size_bytes, asks,
         ))
 
     def tell_open(self) -> None:
@@ -323,10 +325,10 @@ class ConnectorWatch:
             if left:
                 self.open[order] = left
 
-    def _end(self, order: tuple[int, str, Any], status: str) -> None:
+    def _end(self, order: tuple[int, str, Any], status: str, wire_ns: int | None = None, error: str = "") -> None:
         for copy in self.open.pop(order, ()):
             if self._recorder.on:
-                self._recorder.put(("copied", _now(), copy.number, status))
+                self._recorder.put(("copied", _now(), copy.number, status, wire_ns, error))
 
     def _reset(self, connector: Any, result: Any) -> None:
         """The content of a connector is gone: copies into it are given up, and loads were ended by the engine."""
@@ -351,7 +353,7 @@ class ConnectorWatch:
         def finished(job: Any, outcome: Any, *args: Any, **kwargs: Any) -> Any:
             result = ended(job, outcome, *args, **kwargs)
             try:
-                self._end((id(manager), "tier", job.transfer_job.job_id), COMPLETED if outcome.success else FAILED)
+                self._end_tier_job(manager, job.transfer_job, outcome)
             except Exception:
                 recorder.failed()
             return result
@@ -360,6 +362,7 @@ class ConnectorWatch:
         for index, tier in enumerate(manager.secondary_tiers):
             if hasattr(type(tier), "watched_by"):  # a tap of ours (``tap.tiers``)
                 tier.watched_by(recorder)
+                self.holds_loads = True
                 self._gauged[f"tier {index + 1}:{tier.tier_type} "] = tier
 
     def _begin_tier_job(self, manager: Any, job: Any, index: int, per_chunk: int) -> None:
@@ -370,10 +373,24 @@ class ConnectorWatch:
         keys = list(job.keys)
         source, target = (below, above) if job.is_promotion else (above, below)
         self._numbers += 1
+        request = str(job.req_context.req_id)
+        asks = job.is_promotion and hasattr(type(tier), "will_ask") and self._recorder.may_hold(request)
+        if asks:
+            tier.will_ask(job.job_id, self._numbers)
         self._begin((id(manager), "tier", job.job_id), [OrderedCopy(
-            self._numbers, str(job.req_context.req_id), source, target, keys, len(keys) * per_chunk,
-            size * len(keys) if size else None, 1,
-        )])
+            self._numbers, request, source, target, keys, len(keys) * per_chunk, size * len(keys) if size else None, 1,
+        )], asks=asks)
+
+    def _end_tier_job(self, manager: Any, job: Any, outcome: Any) -> None:
+        took_s, error = getattr(outcome, "transfer_time", None), ""
+        if not outcome.success:
+            whole, arrived = len(job.keys), len(getattr(outcome, "successful_keys", None) or ())
+            lost = f"{whole - arrived} of {whole} chunks did not arrive"
+            error = lost if job.is_promotion else "the tier did not store it"
+        self._end(
+            (id(manager), "tier", job.job_id), COMPLETED if outcome.success else FAILED,
+            None if took_s is None else max(0, int(took_s * 1e9)), error,
+        )
 
     # --- the connector's own figures ---
 

@@ -21,8 +21,9 @@ Messages, each a list (times in nanoseconds on the monotonic clock of the machin
             blocks below the device or null: [[medium, hashes]]
 ``pool``    time, request that got places, their ids, [[group, hashes stored, hashes removed]] of the other groups,
             places and hashes of the reported group that became known
-``copy``    time, the connector's number, request, source medium, target medium, hashes, blocks, bytes or null
-``copied``  time, the connector's number, status
+``copy``    time, the connector's number, request, source medium, target medium, hashes, blocks, bytes or null, true
+            if it waits for a verdict
+``copied``  time, the connector's number, status, nanoseconds in which bytes moved or null, reason of a failure
 ``found``   time, request, source of cache hits to tokens
 ``slow``    time, request, connector, method, nanoseconds of a call that blocked the engine
 ``measured`` time, [[connector, method, calls, nanoseconds, longest]], figures by name
@@ -403,10 +404,10 @@ class Flattener:
 
     def _copy(
         self, now: int, number: int, request: str, source: str, target: str, keys: list[Any], blocks: int,
-        size_bytes: int | None,
+        size_bytes: int | None, asks: bool,
     ) -> list[Any]:
         hashes = [group_and_hash(key)[1] for key in keys]
-        return [["copy", now, number, request, source, target, hashes, blocks, size_bytes]]
+        return [["copy", now, number, request, source, target, hashes, blocks, size_bytes, asks]]
 
     def _cleared(self, now: int, preempted: list[str]) -> list[Any]:
         self._others.clear()

@@ -58,10 +58,10 @@ class TapRecorder:
     """The queue of one engine and the daemon's verdicts. ``on`` is true while a daemon listens."""
 
     __slots__ = (
-        "_ask_ns", "_pattern", "allocating", "alone", "answers", "asked", "audit_due", "audit_every", "audit_from",
-        "below", "by_place", "call_ns", "calls", "checks", "cleared", "dropped", "ending", "errors", "gated", "held",
-        "held_back", "keeps", "live", "on", "one_size", "part", "places_known", "queue", "step_ns", "stepped_ns",
-        "steps", "swept", "unheard", "want_full", "watch",
+        "_ask_ns", "_copy_pattern", "_pattern", "allocating", "alone", "answers", "asked", "audit_due", "audit_every",
+        "audit_from", "below", "by_place", "call_ns", "calls", "checks", "cleared", "copies_asked", "copies_go",
+        "copies_held", "dropped", "ending", "errors", "gated", "held", "held_back", "keeps", "live", "on", "one_size",
+        "part", "places_known", "queue", "step_ns", "stepped_ns", "steps", "swept", "unheard", "want_full", "watch",
     )
 
     def __init__(self, *, ask_ns: int = ASK_NS, by_place: bool = False) -> None:
@@ -110,6 +110,13 @@ class TapRecorder:
         """Requests that wait for a verdict, to the moment of their first lookup."""
         self.cleared: set[str] = set()
         """Requests with a verdict: they go on until their next lookup."""
+        self._copy_pattern: re.Pattern[str] | None = None
+        self.copies_held: dict[int, int] = {}
+        """As ``held``, for loads from a lower tier, by their number."""
+        self.copies_go: set[int] = set()
+        """Such loads that have their verdict and did not hear of it."""
+        self.copies_asked: dict[int, int] = {}
+        """Such loads that wait, to the moment when they asked."""
         self.watch: Any = None
         """The ``copies.ConnectorWatch`` of the engine's connectors, None without a connector."""
         self.checks: tuple[int, ...] = ()
@@ -167,6 +174,27 @@ class TapRecorder:
         self.cleared.add(request)  # no answer came in time
         return False
 
+    def may_hold(self, request: str) -> bool:
+        """True if a breakpoint may hold a load for this request from a lower tier."""
+        return self._copy_pattern is not None and self._copy_pattern.match(request) is not None
+
+    def copy_must_wait(self, number: int) -> bool:
+        """True while this load shall not begin. The first call is its question, and after False it is forgotten."""
+        now = time.monotonic_ns()
+        asked_ns = self.copies_asked.setdefault(number, now)
+        until = self.copies_held.get(number)
+        waits = now < until if until is not None else (
+            self.on and number not in self.copies_go and now - asked_ns < self._ask_ns
+        )
+        if not waits:
+            self.forget_copy(number)
+        return waits
+
+    def forget_copy(self, number: int) -> None:
+        """This load begins or never will."""
+        self.copies_asked.pop(number, None)
+        self.copies_go.discard(number)
+
     def stored_below(self, events: Any) -> None:
         """Keep the content of a connector after these events, so that a daemon that begins to listen gets all of it."""
         assert self.below is not None
@@ -214,6 +242,9 @@ class TapRecorder:
         self.asked = {}
         self.cleared = set()
         self.answers = {}
+        self._copy_pattern = None
+        self.copies_held = {}
+        self.copies_go = set()
         if not self.keeps:
             self.queue.clear()
 
@@ -224,3 +255,9 @@ class TapRecorder:
         self.held = held
         self._pattern = re.compile("|".join(map(translate, globs))) if globs else None
         self.gated = bool(held or globs)
+
+    def obey_copies(self, held: dict[int, int], globs: list[str], go: list[int]) -> None:
+        """As ``obey``, for loads from a lower tier."""
+        self.copies_go.update(self.copies_asked.keys() & go)
+        self.copies_held = held
+        self._copy_pattern = re.compile("|".join(map(translate, globs))) if globs else None

@@ -75,6 +75,8 @@ class TapSettings(msgspec.Struct, frozen=True):
     """True if the connector inside does not report its blocks, so that the content of its tier is unknown."""
     version: str = ""
     """The version of the tap. A daemon of another version refuses it, because messages change between versions."""
+    tiers: bool = False
+    """True if a tap stands around a tier below the host tier, so that a load from there can be held."""
     caching: bool = True
     """True if the engine has a prefix cache. Without it the blocks that its connector loads cannot be found afterwards,
     so its medium is no pool here, and its loads are only counted."""
@@ -110,7 +112,10 @@ class Sender:
         self._thread = threading.Thread(target=self._run, name="kvbm-tap", daemon=True)
 
     def start(self) -> None:
-        """Start the thread."""
+        """Start the thread, when the engine's connector is there."""
+        watch = self.recorder.watch
+        if watch is not None:
+            self.settings = msgspec.structs.replace(self.settings, tiers=watch.holds_loads)
         self._thread.start()
 
     def join(self, timeout_s: float) -> None:
@@ -260,6 +265,9 @@ class Sender:
         else:
             now = time.monotonic_ns()
             recorder.obey({name: now + left for name, left in answer.held.items()}, answer.globs, answer.go)
+            recorder.obey_copies(
+                {number: now + left for number, left in answer.copies_held.items()}, answer.copies, answer.copies_go
+            )
 
 
 class TapVersion(msgspec.Struct, frozen=True):
@@ -297,3 +305,9 @@ class TapAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
     globs: list[str] = []
     go: list[str] = []
     """Requests that have their verdict and may go on."""
+    copies: list[str] = []
+    """Globs of requests whose loads from a lower tier may be held."""
+    copies_held: dict[int, int] = {}
+    """Held loads by their number, like ``held``."""
+    copies_go: list[int] = []
+    """Loads that have their verdict and may go on."""

@@ -12,6 +12,10 @@ drops the damaged block. Its lookup is answered as a miss, so the request comput
 tier. Without the miss the tier would offer the block again and again. A new store of the block ends the miss, unless
 the block was damaged twice.
 
+A breakpoint at ``dispatch.will`` may hold a load. The tap at the scheduler or the connector then asks the daemon before
+the load, under a number of its own (``will_ask``). The tap here keeps the job until there is a verdict, and other jobs
+go on. ``drain_jobs`` begins all loads, because vLLM waits for their end.
+
 Example: a load of blocks a and b ends well, and b has another sum than at its store. The manager gets a failed job that
 loaded a. The log, the event ``ContentMismatched`` and the warning name the request, the tier, b's key and both sums.
 
@@ -176,6 +180,10 @@ class TierTap:
         """Damaged blocks, to how often they were found."""
         self._missing: set[bytes] = set()
         """Those whose lookup is answered as a miss."""
+        self._asking: dict[int, int] = {}
+        """Jobs that ask before they begin, to their numbers at the recorder."""
+        self._held: list[tuple[int, Any]] = []
+        """(number, job) of the loads that wait for a verdict."""
         self.found = 0
         """Damaged blocks in all loads."""
         self._inner = self.factory.create_secondary_tier(
@@ -207,6 +215,10 @@ class TierTap:
         """Report findings to this tap, too."""
         self._recorder = recorder
 
+    def will_ask(self, job: int, number: int) -> None:
+        """The load of this job is reported under this number, and waits for a verdict."""
+        self._asking[job] = number
+
     def gauges(self) -> dict[str, float]:
         """Counts since the engine began, for the figures of the connector."""
         checker = self._checker
@@ -232,9 +244,34 @@ class TierTap:
         self._inner.submit_store(job_metadata)
 
     def submit_load(self, job_metadata: Any) -> None:
-        """Begin a load."""
-        self._begin(job_metadata)
-        self._inner.submit_load(job_metadata)
+        """Begin a load, or keep it until a breakpoint lets it go."""
+        number = self._asking.pop(job_metadata.job_id, None) if self._asking else None
+        if number is not None and self._waits(number):
+            self._held.append((number, job_metadata))
+        else:
+            self._load(job_metadata)
+
+    def _load(self, job: Any) -> None:
+        self._begin(job)
+        self._inner.submit_load(job)
+
+    def _waits(self, number: int) -> bool:
+        return self._recorder is not None and self._recorder.copy_must_wait(number)
+
+    def _let_go(self, *, all_of_them: bool = False) -> None:
+        """Begin the held loads that have their verdict."""
+        held, self._held = self._held, []
+        for at, (number, job) in enumerate(held):
+            if not all_of_them and self._waits(number):
+                self._held.append((number, job))
+                continue
+            if self._recorder is not None:
+                self._recorder.forget_copy(number)
+            try:
+                self._load(job)
+            except BaseException:
+                self._held += held[at + 1 :]
+                raise
 
     def _begin(self, job: Any) -> None:
         if self._checker is not None:
@@ -244,6 +281,8 @@ class TierTap:
 
     def get_finished_jobs(self) -> Iterable[Any]:
         """The results of the inner tier, those of checked jobs once they are checked."""
+        if self._held:
+            self._let_go()
         results: Iterable[Any] = self._inner.get_finished_jobs()
         if self._checker is None:
             return results
@@ -314,17 +353,19 @@ class TierTap:
 
     def has_pending_work(self) -> bool:
         """True if the engine must keep stepping."""
-        return bool(self._ended) or bool(self._inner.has_pending_work())
+        return bool(self._held or self._ended) or bool(self._inner.has_pending_work())
 
     def drain_jobs(self) -> None:
         """Wait until no copy and no check uses the host tier. All results are there afterwards."""
+        self._let_go(all_of_them=True)
         self._inner.drain_jobs()
         if self._checker is not None:
             self._take(self._inner.get_finished_jobs())
             self._checker.wait()
 
     def shutdown(self) -> None:
-        """End the tier, then the checks, whose memory goes away."""
+        """End the tier, then the checks, whose memory goes away. Held loads never begin."""
+        self._held.clear()
         try:
             self._inner.shutdown()
         finally:

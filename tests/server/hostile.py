@@ -278,6 +278,8 @@ FIELDS: Final[dict[str, Draw]] = {
     "copy": lambda liar, told: liar.dice.randrange(8),
     "blocks": lambda liar, told: len(told["hashes"]) // 8 + liar.one(0, 0, 1),
     "size_bytes": lambda liar, told: liar.one(None, 0, 4096),
+    "asks": lambda liar, told: liar.one(False, True),
+    "wire_ns": lambda liar, told: liar.one(None, 0, 1_000, 2**53, -1),
     "status": lambda liar, told: liar.one(*CandidateStatus),
     "connectors": _requests, "methods": _row("connectors", Liar.request),
     "calls": _row("connectors", Liar.tokens), "total_ns": _row("connectors", Liar.tokens),

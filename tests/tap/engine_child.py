@@ -1,17 +1,20 @@
 """An engine in a process of its own, with a tap: it steps until it is told to end, and says what it did.
 
 It obeys lines of JSON on stdin and answers each with a line on stdout: ``add`` (name, prompt, output), ``steps`` (how
-many), ``until`` (a request has finished), ``end``. Each answer tells what finished, how long the slowest step took, and
-what the tap counts.
+many), ``until`` (a request has finished), ``end``. With ``tier`` it has a tier below a host tier with a tap around it:
+``load`` names requests that load a block from there, ``loaded`` one of them to wait for. Each answer tells what
+finished, how long the slowest step took, and what the tap counts.
 """
 
 import json
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 import kvbm_console
 from kvbm_console.tap.connector import make_tap
+from kvbm_console.tap.copies import ConnectorWatch
 from kvbm_console.tap.flatten import Flattener
 from kvbm_console.tap.recorder import TapRecorder
 from kvbm_console.tap.sender import Sender, TapSettings
@@ -23,8 +26,13 @@ BLOCKS = 100_000
 class Binding:
     """A tap whose sender is real."""
 
-    def __init__(self, target: str, serve: bool) -> None:
-        self.settings = TapSettings(target, "child", BLOCK, BLOCKS, serve=serve)
+    def __init__(self, target: str, serve: bool, tier: bool) -> None:
+        self.settings = TapSettings(target, "child", BLOCK, BLOCKS, serve=serve, medium="CPU" if tier else "")
+        self.manager: Any = None
+        if tier:
+            from tests.tap.tiers import FakeManager
+
+            self.manager = FakeManager()
 
     def inner(self, tap: Any, args: Any, kwargs: Any) -> Any:
         return Inner()
@@ -34,13 +42,33 @@ class Binding:
 
     def recorder(self, tap: Any, args: Any, kwargs: Any) -> TapRecorder:
         recorder = TapRecorder(ask_ns=60 * 10**9)  # verdicts of a busy machine may take above 0.1 s
+        if self.manager is not None:
+            recorder.watch = ConnectorWatch(recorder, {})
+            recorder.watch._watch_tiers(self.manager, 1)
         tap.sender = Sender(recorder, Flattener(block_tokens=BLOCK), self.settings)
         tap.sender.start()
         return recorder
 
 
+def below(order: dict[str, Any], manager: Any, recorder: TapRecorder, step: Callable[[], None]) -> None:
+    """The orders about the tier below the host tier."""
+    for at, name in enumerate(order.get("load", ())):
+        manager.begin(name, [bytes(31) + bytes([at + 1]) + bytes(4)], [at], load=True)
+    while order.get("load_held") and manager.tier._held and not recorder.copies_held:
+        step()
+    while order.get("drain") and manager.tier._held:
+        manager.tier.drain_jobs()
+        manager.poll()
+    while "loaded" in order and order["loaded"] not in manager.loaded:
+        step()
+    while order.get("loads_gated") and recorder._copy_pattern is None:
+        step()
+
+
 def main(settings: dict[str, Any]) -> None:
-    tap = make_tap("Tap", (Base,), Binding(settings["target"], settings.get("serve", False)))(None, None)
+    binding = Binding(settings["target"], settings.get("serve", False), settings.get("tier", False))
+    tap = make_tap("Tap", (Base,), binding)(None, None)
+    manager = binding.manager
     engine = Scheduler(tap, blocks=BLOCKS, budget=64)
     recorder = tap._recorder
     known: set[str] = set()
@@ -52,6 +80,8 @@ def main(settings: dict[str, Any]) -> None:
         began = time.perf_counter()
         output = engine.step()
         engine.sample(output)
+        if manager is not None:
+            manager.poll()
         slowest = max(slowest, time.perf_counter() - began)
         finished.extend(name for name in list(known) if name not in engine.requests)
         known.intersection_update(engine.requests)
@@ -63,6 +93,8 @@ def main(settings: dict[str, Any]) -> None:
             for name, prompt, output in order["add"]:
                 known.add(name)
                 engine.add(Request(name, prompt, output))
+        if manager is not None:
+            below(order, manager, recorder, step)
         for _ in range(order.get("steps", 0)):
             step()
         while "until" in order and order["until"] not in finished:
@@ -78,7 +110,8 @@ def main(settings: dict[str, Any]) -> None:
         print(json.dumps({
             "finished": finished, "slowest_s": slowest, "on": recorder.on, "dropped": recorder.dropped,
             "errors": recorder.errors, "queue": len(recorder.queue), "held_back": recorder.held_back,
-            "live": len(engine.requests), "calls": recorder.calls, "from": kvbm_console.__file__,
+            "loads": [] if manager is None else manager.loaded, "live": len(engine.requests),
+            "calls": recorder.calls, "from": kvbm_console.__file__,
         }), flush=True)
         slowest = 0.0
         if order.get("end"):

@@ -2,9 +2,13 @@
 
 from typing import Any
 
+import pytest
+
+from kvbm_console.analysis.lives import FOLD, Lives, Transfer
 from kvbm_console.core import events as ev
 from kvbm_console.core import stimuli as st
-from kvbm_console.core.ids import CandidateStatus, ResetMode, Tier
+from kvbm_console.core.config import BreakpointSpec
+from kvbm_console.core.ids import CandidateStatus, ResetMode, Route, Site, Tier, WaitPoint
 from kvbm_console.tap import copies
 from kvbm_console.tap.copies import ConnectorWatch, Sizes
 from kvbm_console.tap.flatten import Flattener
@@ -220,3 +224,98 @@ def test_hits_of_a_disk_are_those_of_this_machines_disk_once_it_is_named() -> No
                  if isinstance(event, ev.PrefixScored) and event.slot == 1)
     assert scored.hits == (1, 0, 1, 0)
     assert watch.rejected == []
+
+
+class Kept(Lives):
+    """Lives that keep the transfers that have ended."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.over: list[Transfer] = []
+
+    def take(self, event: ev.Event) -> None:
+        if type(event) in FOLD:
+            FOLD[type(event)](self, event)
+
+    def transfer_ended(self, transfer: Transfer) -> None:
+        self.over.append(transfer)
+
+
+def asked(watch: Watching, number: int, request: str) -> None:
+    """A tap around a lower tier asks before it loads two blocks for a request."""
+    tell(watch, ["copy", number, request, "DISK", "CPU", [90 + number], 2, 200, True])
+
+
+def armed(watch: Watching, **spec: Any) -> None:
+    """A breakpoint at the dispatch of these loads."""
+    spec = {"site": Site.DISPATCH_WILL, "route": Route.G3_G2, **spec}
+    watch.dispatcher.submit(st.BreakpointsReplaced, "me", (BreakpointSpec(**spec),))
+
+
+def test_a_breakpoint_holds_the_load_of_one_request_from_a_lower_tier() -> None:
+    watch = watching()
+    state = watch.leader.state
+    for name in ("b", "c"):
+        tell(watch, ["new", name, [78], BLOCK, 1, 0, None], ["lookup", name, 0, None, True])
+    armed(watch, request="b")
+    asked(watch, 1, "b")
+    asked(watch, 2, "c")
+    (hold,) = state.holds.values()
+    assert (hold.site, hold.point, hold.parked) == (Site.DISPATCH_WILL, WaitPoint.DISPATCH, True)
+    assert state.slots[hold.slot].request == "b"
+    held, free = state.operations.values()
+    assert (held.started, free.started, free.blocks, free.size_bytes) == (False, True, 2, 200)
+    tell(watch, ["copied", 2, "completed", 700, ""])
+    watch.now += 1_000_000
+    watch.dispatcher.submit(st.HoldContinued, hold.hold, "me", None)
+    assert (held.started, held.blocks, held.size_bytes) == (True, 2, 200)
+    assert not state.holds
+    tell(watch, ["copied", 1, "failed", None, "1 of 2 chunks did not arrive"])
+    assert not state.operations
+    assert not watch.leader.memory.told_waiting
+    assert ends(watch) == {CandidateStatus.COMPLETED: 1, CandidateStatus.FAILED: 1}
+    errors = [event.error for event in watch.events if isinstance(event, ev.OperationReported)]
+    assert errors == ["", "1 of 2 chunks did not arrive"]
+    assert watch.rejected == []
+    assert watch.mirror.totals == state.totals
+
+
+@pytest.mark.parametrize("end", ["the load ends", "the request ends", "the engine ends"])
+def test_a_held_load_that_does_not_wait_any_more(end: str) -> None:
+    watch = watching()
+    state = watch.leader.state
+    tell(watch, ["new", "b", [78], BLOCK, 1, 0, None], ["lookup", "b", 0, None, True])
+    armed(watch)
+    asked(watch, 1, "b")
+    (operation,) = state.operations.values()
+    if end == "the load ends":
+        tell(watch, ["copied", 1, "completed"])
+    elif end == "the request ends":
+        tell(watch, ["finish", "b", "FINISHED_ABORTED", False, 0])
+        assert operation.started
+        tell(watch, ["copied", 1, "completed"])
+    else:
+        abandon(watch.dispatcher, watch.source)
+    assert not state.operations
+    assert not watch.leader.memory.told_waiting
+    assert watch.rejected == []
+    assert bool(state.holds) is (end == "the load ends")  # the request is held until somebody continues it
+
+
+def test_the_wire_time_that_a_tier_tells_is_not_its_queue() -> None:
+    watch = watching()
+    tell(watch, ["copy", 1, "a", "CPU", "DISK", [77], 1, 100])
+    begun = watch.dispatcher.leader.state.at_ns
+    (candidate,) = watch.leader.state.candidates.values()
+    lives = Kept()
+    for event in (event for outcome in watch.outcomes for event in outcome):
+        lives.take(event)
+    watch.now += 5_000
+    tell(watch, ["copied", 1, "completed", 2_000, ""])
+    assert candidate.promoted_ns == begun
+    assert candidate.started_ns == watch.now - 2_000
+    for event in watch.outcomes[-1]:
+        lives.take(event)
+    (known,) = lives.over
+    assert (known.request, known.slot) == ("a", 0)
+    assert (known.promoted_ns, known.started_ns, known.ended_ns) == (begun, watch.now - 2_000, watch.now)

@@ -14,7 +14,7 @@ import pytest
 
 from kvbm_console.client import Client
 from kvbm_console.core.config import BreakpointSpec, LeaderConfig
-from kvbm_console.core.ids import Authority, FinishReason, Site, SlotState
+from kvbm_console.core.ids import Authority, FinishReason, Route, Site, SlotState
 from kvbm_console.stream.verbs import ContinueHold, SetBreakpoint
 from server.daemon import Daemon
 from tests.cli.test_install import unpacked_tap
@@ -172,6 +172,76 @@ async def test_a_breakpoint_at_the_lookup_holds_one_request_and_others_go_on() -
         await control.ask(ContinueHold(hold.hold))
         told = await child.do(until=HELD)
         assert told["finished"] == ["free", HELD]
+
+
+@asynccontextmanager
+async def held_load(target: str, child: Child, **spec: Any) -> AsyncIterator[Client]:
+    """Two requests load from a lower tier, and a breakpoint holds the load of one."""
+    async with Client(target) as client, client.control(lease=False) as control:
+        await child.do(listened=True)
+        told = await control.ask(
+            SetBreakpoint(BreakpointSpec(site=Site.DISPATCH_WILL, route=Route.G3_G2, request="held", **spec))
+        )
+        assert told.verified
+        await child.do(loads_gated=True)
+        await child.do(add=[["held", PROMPT, 100_000], ["free", PROMPT, 100_000]], steps=2)
+        told = await child.do(load=["held", "free"], loaded="free")
+        assert told["loads"] == ["free"]
+        await child.do(load_held=True)
+        yield client
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("how", ["continued", "drained", "its longest time"])
+async def test_a_breakpoint_holds_one_requests_load_from_a_lower_tier(how: str) -> None:
+    async with daemon_at(config=LeaderConfig()) as daemon, engine(daemon.address, tier=True) as child:
+        spec = {"max_hold_ns": 2 * 10**8} if how == "its longest time" else {}
+        async with held_load(daemon.address, child, **spec) as client, client.control() as control:
+            if how != "its longest time":
+                await published(daemon, lambda: bool(daemon.service.state.holds))
+                (hold,) = daemon.service.state.holds.values()
+                assert daemon.service.state.slots[hold.slot].request == "held"
+                told = await child.do(steps=50)
+                assert told["loads"] == ["free"]
+            if how == "continued":
+                await control.ask(ContinueHold(hold.hold))
+            told = await child.do(**({"drain": True} if how == "drained" else {}), loaded="held")
+            assert told["loads"] == ["free", "held"]
+            assert told["errors"] == 0
+            await published(daemon, lambda: not daemon.service.state.operations)
+            assert daemon.service.state.totals.moved_blocks == {"G3>G2": 0}  # the tier has none of these blocks
+
+
+@pytest.mark.fault
+@pytest.mark.asyncio
+@pytest.mark.parametrize("how", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.slow)])
+async def test_a_held_load_begins_within_a_second_when_the_daemon_dies(how: signal.Signals) -> None:
+    """A daemon that stands still is given a second more than the hold's longest time."""
+    with socket_directory() as place:
+        target = f"unix:{place}/d.sock"
+        daemon = await asyncio.create_subprocess_exec(
+            str(Path(sys.executable).parent / "kvbm-console"), "serve", "--listen", target, "--g2-blocks", "0",
+            "--g3-blocks", "0", "--block-tokens", "4", stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        assert daemon.stderr is not None
+        try:
+            assert b"serving on" in await daemon.stderr.readline()
+            async with engine(target, tier=True) as child:
+                most_s = 30 if how is signal.SIGKILL else 1
+                async with held_load(target, child, max_hold_ns=most_s * 10**9):
+                    pass
+                os.kill(daemon.pid, how)
+                began = asyncio.get_running_loop().time()
+                told = await child.do(loaded="held")
+                took_s = asyncio.get_running_loop().time() - began
+                assert took_s < (1.0 if how is signal.SIGKILL else most_s + 1.5)
+                assert told["errors"] == 0
+        finally:
+            if daemon.returncode is None:
+                os.kill(daemon.pid, signal.SIGKILL)
+            await daemon.wait()
+            await daemon.stderr.read()
 
 
 @pytest.mark.fault

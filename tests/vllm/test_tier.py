@@ -8,10 +8,13 @@ import pytest
 
 pytest.importorskip("vllm", reason="make test-vllm runs these")
 
+from vllm.v1.kv_offload.base import LookupResult
 from vllm.v1.kv_offload.tiering.base import SecondaryTierManager
 
 from kvbm_console.core import events as ev
 from kvbm_console.tap import vllm as binding
+from kvbm_console.tap.copies import ConnectorWatch
+from kvbm_console.tap.recorder import TapRecorder
 from kvbm_console.tap.tiers import TierTap
 from kvbm_console.tap.vllm_tier import KvbmTier
 from tests.tap.watching import Watching
@@ -181,6 +184,39 @@ def test_vllms_scheduler_with_the_tap_and_a_finding_in_the_daemons_events(tmp_pa
     stats = sender.recorder.watch.measured()[-1]
     assert stats["tier 1:fs damaged_blocks"] == len(told)
     engine.scheduler.shutdown()
+
+
+def test_a_held_load_waits_and_other_loads_go_on(tmp_path: Path, made: list[Below]) -> None:
+    """The daemon's verdicts are given by hand."""
+    one = below(made, tmp_path, [tapped(files(tmp_path), integrity="fail")])
+    one.store(KEYS)
+    recorder = TapRecorder(ask_ns=60 * 10**9)
+    watch = ConnectorWatch(recorder, {})
+    watch._watch_tiers(one.manager, 1)
+    recorder.on = True
+    for end in ("go", "reset", "off"):
+        one.forget_host()
+        recorder.obey_copies({}, ["held-*"], [])
+        held, free = one.request(f"held-{end}"), one.request(f"free-{end}")
+        one.until(lambda: LookupResult.HIT_PENDING in one.look(KEYS[:8], held))  # noqa: B023
+        one.until(lambda: one.look(KEYS[8:16], free) == [LookupResult.HIT] * 8)  # noqa: B023
+        ((number, _),) = one.tiers[0]._held
+        for _ in range(200):
+            assert one.look(KEYS[:8], held) == [LookupResult.HIT_PENDING] * 8
+        if end == "go":
+            recorder.obey_copies({}, ["held-*"], [number])
+            one.until(lambda: one.look(KEYS[:8], held) == [LookupResult.HIT] * 8)  # noqa: B023
+        elif end == "reset":
+            one.forget_host()
+            assert not one.manager._jobs
+        else:
+            recorder.off()
+            one.until(lambda: one.look(KEYS[:8], held) == [LookupResult.HIT] * 8)  # noqa: B023
+        for context in (held, free):
+            one.manager.on_request_finished(context)
+        recorder.on = True
+    assert not recorder.copies_asked
+    assert recorder.errors == 0
 
 
 def test_a_call_costs_at_most_three_microseconds_more() -> None:

@@ -524,12 +524,13 @@ def _transfers(history: History, state: CacheState, seen_ns: int) -> None:
     for number, facts in state.candidates.items():
         known = history.transfers.get(number)
         if known is None:
-            slot = state.slots.get(facts.slot) if facts.slot is not None else None
-            known = Transfer(number, facts.slot, slot.request if slot else "", facts.route, len(facts.hashes),
+            mine = facts.owner
+            slot = state.slots.get(mine) if mine is not None else None
+            known = Transfer(number, mine, slot.request if slot else facts.request, facts.route, len(facts.hashes),
                              facts.planned_ns)
             history.transfers[number] = known
-            if facts.slot in history.lives:
-                history.lives[facts.slot].transfers.append(known)
+            if mine in history.lives:
+                history.lives[mine].transfers.append(known)
         known.status, known.operation, known.found = facts.status, facts.operation, facts.found
         known.enqueued_ns, known.evaluated_ns = facts.enqueued_ns, facts.evaluated_ns
         known.promoted_ns, known.started_ns = facts.promoted_ns, facts.started_ns

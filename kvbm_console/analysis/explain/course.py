@@ -191,8 +191,19 @@ class Course(Visitor):
             case SlotState.FINISHING:
                 return self._copying(state, slot, loads_only=False) or RELEASE
             case SlotState.INITIALIZED | SlotState.PREEMPTED if self._pending_answer:
-                return LOOKUP
+                return self._loading_below() or LOOKUP
         return QUEUE
+
+    def _loading_below(self) -> str | None:
+        """The part that its open loads from a lower tier take, while its lookup has no answer."""
+        waits = None
+        for copy in self._lives.transfers.values():
+            if not copy.route.is_load:
+                continue
+            waits = TRANSFER_QUEUE
+            if copy.started_ns is not None:
+                return WIRE
+        return waits
 
     def _copying(self, state: CacheState, slot: SlotFacts, *, loads_only: bool) -> str | None:
         """The part that its open copies take: on the wire as soon as a copy is; None without an open copy."""
@@ -271,7 +282,8 @@ class Course(Visitor):
     # --- its copies --------------------------------------------------------------------------------------------------
 
     def _planned(self, e: ev.CandidatePlanned, state: CacheState) -> None:
-        if e.slot == self.number:
+        below = e.slot is None and e.for_slot == self.number and e.route.is_load
+        if e.slot == self.number or below:  # a tier below the host loads before the request's own load
             self._copies[e.candidate] = lives.planned(self._lives, e)
             self._touch(e.at_ns, state)
 

@@ -191,7 +191,7 @@ class Rows(Visitor):
         transfers = self._lives.transfers
         self._lives.transfers = {
             number: transfers.get(number) or Transfer(
-                number, facts.slot, "", facts.route, len(facts.hashes), facts.planned_ns, state.seq
+                number, facts.owner, "", facts.route, len(facts.hashes), facts.planned_ns, state.seq
             ) for number, facts in state.candidates.items()
         }
         for copy in state.operations.values():
@@ -278,12 +278,13 @@ class Rows(Visitor):
 
     def _tell_transfer(self, transfer: Transfer, state: CacheState, ended_ns: int | None) -> None:
         candidate = state.candidates[transfer.candidate]
-        slot = None if candidate.slot is None else state.slots.get(candidate.slot)
+        slot = None if candidate.owner is None else state.slots.get(candidate.owner)
         status = candidate.status if ended_ns is None else transfer.status
         self.consumer.transfer(TransferSpan(
-            transfer.candidate, candidate.operation, transfer.batch, candidate.slot,
-            None if slot is None else slot.request, candidate.route.label, transfer.blocks, candidate.planned_ns,
-            candidate.enqueued_ns, candidate.evaluated_ns, candidate.promoted_ns, candidate.started_ns, ended_ns,
+            transfer.candidate, candidate.operation, transfer.batch, candidate.owner,
+            (candidate.request or None) if slot is None else slot.request, candidate.route.label, transfer.blocks,
+            candidate.planned_ns, candidate.enqueued_ns, candidate.evaluated_ns, candidate.promoted_ns,
+            candidate.started_ns, ended_ns,
             status.label, None if transfer.reason is None else transfer.reason.label, transfer.thrash, transfer.seq,
             self._last_ns,
         ))

@@ -91,6 +91,9 @@ def _operation_started(state: "CacheState", e: ev.OperationStarted) -> None:
 def _operation_reported(state: "CacheState", e: ev.OperationReported) -> None:
     operation = state.operations[e.operation]
     operation.reported = {*operation.reported, e.rank}
+    if e.wire_ns is not None:
+        candidate = state.candidates[operation.candidate]
+        candidate.started_ns = max(candidate.started_ns or 0, e.at_ns - e.wire_ns)
     if not e.ok:
         failed = unpack_ids(e.failed) or range(operation.blocks)
         operation.failed = {*operation.failed, *failed}

@@ -5,6 +5,9 @@ without a slot: ``for_slot`` names the slot whose blocks are copied, also when t
 places, because the engine decides by itself if it keeps a place that a copy still reads. A load is the load that the
 allocation of its request began, and here it gets its size.
 
+A tap around a lower tier may ask before a load begins. Then a breakpoint at ``dispatch.will`` holds the slot that the
+load is for, and the operation starts with the end of the hold.
+
 Example: step 7 orders the store of three blocks of request a. ``CopyBegun`` makes a candidate, an operation without
 places, and an ``OperationStarted`` with 3 blocks and their bytes. Request a ends in step 8, and its slot closes. The
 workers report the store in step 9, so ``CopyEnded`` ends the candidate.
@@ -19,9 +22,11 @@ from kvbm_console.core import events as ev
 from kvbm_console.core import stimuli as st
 from kvbm_console.core.columns import HASH_BYTES
 from kvbm_console.core.errors import Refused
-from kvbm_console.core.ids import Authority, CandidateStatus, Route
+from kvbm_console.core.ids import Authority, CandidateStatus, Route, Site, WaitPoint
+from kvbm_console.core.instructions import MatchAnswer
 from kvbm_console.core.leader.decider import Decider
-from kvbm_console.core.leader.pipeline import end_candidate
+from kvbm_console.core.leader.holds import held_at, strike
+from kvbm_console.core.leader.pipeline import ERROR_CHARS_MAX, end_candidate
 from kvbm_console.core.slots import OperationFacts
 from kvbm_console.core.tiers import PoolFacts
 
@@ -42,8 +47,8 @@ def remember(decider: Decider, request: str, slot: int) -> None:
         del watched[next(iter(watched))]
 
 
-def copy_begun(decider: Decider, s: st.CopyBegun) -> None:
-    """A connector ordered a copy."""
+def copy_begun(decider: Decider, s: st.CopyBegun) -> MatchAnswer | None:
+    """A connector ordered a copy. If it ``asks``: ``tokens`` is None when the copy shall wait, else 0."""
     source, target = _pool(decider, s, s.source_pool), _pool(decider, s, s.target_pool)
     if source.info.tier is target.info.tier:
         raise Refused(f"a copy within {source.info.tier.name} has no route")
@@ -60,7 +65,7 @@ def copy_begun(decider: Decider, s: st.CopyBegun) -> None:
     if load is not None:
         told[s.copy] = load.operation
         decider.emit(ev.OperationStarted, load.operation, s.blocks, s.size_bytes)
-        return
+        return MatchAnswer(0, False) if s.asks else None
     state = decider.state
     number, operation = state.next_candidate, state.next_operation
     slot = state.slot_of.get(s.request, decider.memory.watched.get(s.request)) if s.request else None
@@ -73,7 +78,21 @@ def copy_begun(decider: Decider, s: st.CopyBegun) -> None:
     decider.emit(ev.CandidateEvaluated, number, s.blocks, None)
     decider.emit(ev.CandidatePromoted, number, operation, number, source.info.pool, target.info.pool, b"", b"")
     decider.memory.batch_of[number] = number
+    if s.asks and _held(decider, slot, number):
+        assert slot is not None
+        decider.memory.told_waiting.setdefault(slot, {})[operation] = s.blocks, s.size_bytes
+        return MatchAnswer(None, False)
     decider.emit(ev.OperationStarted, operation, s.blocks, s.size_bytes)
+    return MatchAnswer(0, False) if s.asks else None
+
+
+def _held(decider: Decider, number: int | None, candidate: int) -> bool:
+    """True if the slot that a load is for stands still at its dispatch."""
+    slot = None if number is None else decider.state.slots.get(number)
+    if slot is None:
+        return False
+    strike(decider, Site.DISPATCH_WILL, slot, slot.state, slot.state, decider.state.candidates[candidate])
+    return held_at(decider, slot, WaitPoint.DISPATCH)
 
 
 def _pool(decider: Decider, s: st.CopyBegun, index: int) -> PoolFacts:
@@ -99,18 +118,34 @@ def _waiting_load(decider: Decider, request: str, target: PoolFacts) -> Operatio
 
 def copy_ended(decider: Decider, s: st.CopyEnded) -> None:
     """A connector's copy ended. A load ends with the report of its request, which also names the failed blocks."""
+    if s.wire_ns is not None and s.wire_ns < 0:
+        raise Refused(f"wire_ns must be at least 0, got {s.wire_ns}")
     number = decider.memory.told_copies.get(s.source, {}).pop(s.copy, None)
     operation = None if number is None else decider.state.operations.get(number)
     if operation is not None and decider.state.candidates[operation.candidate].slot is None:
-        _end(decider, operation, s.status)
+        error = s.error[:ERROR_CHARS_MAX] or "the connector could not copy it"
+        _end(decider, operation, s.status, error, s.wire_ns)
 
 
-def _end(decider: Decider, operation: OperationFacts, status: CandidateStatus) -> None:
+def _end(
+    decider: Decider, operation: OperationFacts, status: CandidateStatus, error: str = "", wire_ns: int | None = None
+) -> None:
+    _stop_waiting(decider, operation)
     if status is not CandidateStatus.CANCELLED:
         failed = status is CandidateStatus.FAILED
-        error = "the connector could not copy it" if failed else ""
-        decider.emit(ev.OperationReported, operation.operation, 0, not failed, error, b"")
+        decider.emit(ev.OperationReported, operation.operation, 0, not failed, error if failed else "", b"", wire_ns)
     end_candidate(decider, operation, status)
+
+
+def _stop_waiting(decider: Decider, operation: OperationFacts) -> None:
+    """The engine did not wait for the end of the hold."""
+    slot = decider.state.candidates[operation.candidate].for_slot
+    waiting = {} if slot is None else decider.memory.told_waiting.get(slot, {})
+    if operation.operation in waiting:
+        blocks, size_bytes = waiting.pop(operation.operation)
+        if not waiting and slot is not None:
+            del decider.memory.told_waiting[slot]
+        decider.emit(ev.OperationStarted, operation.operation, blocks, size_bytes)
 
 
 def cancel_told(decider: Decider, source: int) -> None:

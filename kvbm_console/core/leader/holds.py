@@ -46,7 +46,7 @@ from kvbm_console.core.ids import (
 from kvbm_console.core.instructions import PauseEngine, ResumeEngine, SetDeadline
 from kvbm_console.core.leader.decider import Decider
 from kvbm_console.core.slots import CandidateFacts, SlotFacts
-from kvbm_console.core.stimuli import ENTRY_TAGS, CallAnnounced, MatchRequested
+from kvbm_console.core.stimuli import ENTRY_TAGS, CallAnnounced, CopyBegun, MatchRequested
 from kvbm_console.core.tiers import PoolFacts
 
 MAX_HOLD_NS: Final = 30 * SECOND_NS
@@ -218,8 +218,10 @@ def _hold(
 
 
 def _cannot_wait(decider: Decider, slot: SlotFacts, point: WaitPoint) -> str:
-    """Why a slot cannot stand still at this point; empty when it can. A watched engine asks before lookups only."""
-    watched = slot.source in decider.watched and point not in (WaitPoint.LOOKUP, WaitPoint.CALL)
+    """Why a slot cannot stand still at this point; empty when it can. A watched engine asks before lookups, and a tap
+    before a load from a lower tier."""
+    asked = point is WaitPoint.DISPATCH and decider.entry == ENTRY_TAGS[CopyBegun]
+    watched = slot.source in decider.watched and not asked and point not in (WaitPoint.LOOKUP, WaitPoint.CALL)
     return f"its engine is only watched and cannot stand still at {point.label}" if watched else ""
 
 
@@ -300,6 +302,8 @@ def end_hold(decider: Decider, hold: HoldFacts, why: HoldEnd, by: str) -> None:
     slot = decider.state.slots[hold.slot]
     decider.emit(ev.HoldReleased, hold.hold, hold.slot, why, by, decider.at_ns - hold.since_ns)
     decider.clear_deadline("hold", hold.hold)
+    for operation, (blocks, size_bytes) in decider.memory.told_waiting.pop(hold.slot, {}).items():
+        decider.emit(ev.OperationStarted, operation, blocks, size_bytes)
     if hold.point is WaitPoint.SCHEDULE and slot.state in _SKIPPED:
         decider.memory.returning[slot.slot] = True
     elif hold.site is Site.CALL_WILL and hold.point is WaitPoint.LOOKUP and hold.parked:

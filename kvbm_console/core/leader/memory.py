@@ -204,6 +204,8 @@ class LeaderMemory(msgspec.Struct):
     """Slot to the parts of the load that is running for it."""
     told_copies: dict[int, dict[int, int]] = {}
     """Watched engine to its connector's open copies, by the connector's number, with the operation of each."""
+    told_waiting: dict[int, dict[int, tuple[int, int | None]]] = {}
+    """Slot to the operations of its connector's copies that wait for the end of its hold, with blocks and bytes."""
     watched: dict[str, int] = {}
     """Requests of watched engines to their slots, also for a while after their end."""
     lost_at: dict[int, int] = {}

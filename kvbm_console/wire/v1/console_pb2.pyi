@@ -845,7 +845,7 @@ class OpenFeed(_message.Message):
     def __init__(self, name: _Optional[str] = ..., moves: _Optional[bool] = ..., pauses: _Optional[bool] = ..., points: _Optional[_Iterable[_Union[WaitPoint, str]]] = ...) -> None: ...
 
 class FeedReply(_message.Message):
-    __slots__ = ("opened", "answers", "wake", "release", "clear", "standing", "bye", "start", "cancel", "pin", "pause", "resume", "held", "lookups")
+    __slots__ = ("opened", "answers", "wake", "release", "clear", "standing", "bye", "start", "cancel", "pin", "pause", "resume", "held", "lookups", "copies")
     OPENED_FIELD_NUMBER: _ClassVar[int]
     ANSWERS_FIELD_NUMBER: _ClassVar[int]
     WAKE_FIELD_NUMBER: _ClassVar[int]
@@ -860,6 +860,7 @@ class FeedReply(_message.Message):
     RESUME_FIELD_NUMBER: _ClassVar[int]
     HELD_FIELD_NUMBER: _ClassVar[int]
     LOOKUPS_FIELD_NUMBER: _ClassVar[int]
+    COPIES_FIELD_NUMBER: _ClassVar[int]
     opened: FeedOpened
     answers: Answers
     wake: WakeRequest
@@ -874,7 +875,8 @@ class FeedReply(_message.Message):
     resume: ResumeEngine
     held: HeldRequests
     lookups: LookupGlobs
-    def __init__(self, opened: _Optional[_Union[FeedOpened, _Mapping]] = ..., answers: _Optional[_Union[Answers, _Mapping]] = ..., wake: _Optional[_Union[WakeRequest, _Mapping]] = ..., release: _Optional[_Union[ReleaseDeviceBlocks, _Mapping]] = ..., clear: _Optional[_Union[ClearDevicePool, _Mapping]] = ..., standing: _Optional[_Union[StandingRequests, _Mapping]] = ..., bye: _Optional[_Union[Bye, _Mapping]] = ..., start: _Optional[_Union[StartTransfer, _Mapping]] = ..., cancel: _Optional[_Union[CancelTransfer, _Mapping]] = ..., pin: _Optional[_Union[PinDeviceBlocks, _Mapping]] = ..., pause: _Optional[_Union[PauseEngine, _Mapping]] = ..., resume: _Optional[_Union[ResumeEngine, _Mapping]] = ..., held: _Optional[_Union[HeldRequests, _Mapping]] = ..., lookups: _Optional[_Union[LookupGlobs, _Mapping]] = ...) -> None: ...
+    copies: LookupGlobs
+    def __init__(self, opened: _Optional[_Union[FeedOpened, _Mapping]] = ..., answers: _Optional[_Union[Answers, _Mapping]] = ..., wake: _Optional[_Union[WakeRequest, _Mapping]] = ..., release: _Optional[_Union[ReleaseDeviceBlocks, _Mapping]] = ..., clear: _Optional[_Union[ClearDevicePool, _Mapping]] = ..., standing: _Optional[_Union[StandingRequests, _Mapping]] = ..., bye: _Optional[_Union[Bye, _Mapping]] = ..., start: _Optional[_Union[StartTransfer, _Mapping]] = ..., cancel: _Optional[_Union[CancelTransfer, _Mapping]] = ..., pin: _Optional[_Union[PinDeviceBlocks, _Mapping]] = ..., pause: _Optional[_Union[PauseEngine, _Mapping]] = ..., resume: _Optional[_Union[ResumeEngine, _Mapping]] = ..., held: _Optional[_Union[HeldRequests, _Mapping]] = ..., lookups: _Optional[_Union[LookupGlobs, _Mapping]] = ..., copies: _Optional[_Union[LookupGlobs, _Mapping]] = ...) -> None: ...
 
 class LookupGlobs(_message.Message):
     __slots__ = ("globs",)
@@ -1510,18 +1512,20 @@ class Event(_message.Message):
         size_bytes: int
         def __init__(self, operation: _Optional[int] = ..., blocks: _Optional[int] = ..., size_bytes: _Optional[int] = ...) -> None: ...
     class OperationReported(_message.Message):
-        __slots__ = ("operation", "rank", "ok", "error", "failed")
+        __slots__ = ("operation", "rank", "ok", "error", "failed", "wire_ns")
         OPERATION_FIELD_NUMBER: _ClassVar[int]
         RANK_FIELD_NUMBER: _ClassVar[int]
         OK_FIELD_NUMBER: _ClassVar[int]
         ERROR_FIELD_NUMBER: _ClassVar[int]
         FAILED_FIELD_NUMBER: _ClassVar[int]
+        WIRE_NS_FIELD_NUMBER: _ClassVar[int]
         operation: int
         rank: int
         ok: bool
         error: str
         failed: bytes
-        def __init__(self, operation: _Optional[int] = ..., rank: _Optional[int] = ..., ok: _Optional[bool] = ..., error: _Optional[str] = ..., failed: _Optional[bytes] = ...) -> None: ...
+        wire_ns: int
+        def __init__(self, operation: _Optional[int] = ..., rank: _Optional[int] = ..., ok: _Optional[bool] = ..., error: _Optional[str] = ..., failed: _Optional[bytes] = ..., wire_ns: _Optional[int] = ...) -> None: ...
     class CandidateEnded(_message.Message):
         __slots__ = ("candidate", "status")
         CANDIDATE_FIELD_NUMBER: _ClassVar[int]
@@ -2408,7 +2412,7 @@ class Stimulus(_message.Message):
         values: _containers.RepeatedScalarFieldContainer[int]
         def __init__(self, measures: _Optional[_Iterable[_Union[Measure, str]]] = ..., values: _Optional[_Iterable[int]] = ...) -> None: ...
     class CopyBegun(_message.Message):
-        __slots__ = ("copy", "request", "source_pool", "target_pool", "hashes", "blocks", "size_bytes")
+        __slots__ = ("copy", "request", "source_pool", "target_pool", "hashes", "blocks", "size_bytes", "asks")
         COPY_FIELD_NUMBER: _ClassVar[int]
         REQUEST_FIELD_NUMBER: _ClassVar[int]
         SOURCE_POOL_FIELD_NUMBER: _ClassVar[int]
@@ -2416,6 +2420,7 @@ class Stimulus(_message.Message):
         HASHES_FIELD_NUMBER: _ClassVar[int]
         BLOCKS_FIELD_NUMBER: _ClassVar[int]
         SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+        ASKS_FIELD_NUMBER: _ClassVar[int]
         copy: int
         request: str
         source_pool: int
@@ -2423,14 +2428,19 @@ class Stimulus(_message.Message):
         hashes: bytes
         blocks: int
         size_bytes: int
-        def __init__(self, copy: _Optional[int] = ..., request: _Optional[str] = ..., source_pool: _Optional[int] = ..., target_pool: _Optional[int] = ..., hashes: _Optional[bytes] = ..., blocks: _Optional[int] = ..., size_bytes: _Optional[int] = ...) -> None: ...
+        asks: bool
+        def __init__(self, copy: _Optional[int] = ..., request: _Optional[str] = ..., source_pool: _Optional[int] = ..., target_pool: _Optional[int] = ..., hashes: _Optional[bytes] = ..., blocks: _Optional[int] = ..., size_bytes: _Optional[int] = ..., asks: _Optional[bool] = ...) -> None: ...
     class CopyEnded(_message.Message):
-        __slots__ = ("copy", "status")
+        __slots__ = ("copy", "status", "wire_ns", "error")
         COPY_FIELD_NUMBER: _ClassVar[int]
         STATUS_FIELD_NUMBER: _ClassVar[int]
+        WIRE_NS_FIELD_NUMBER: _ClassVar[int]
+        ERROR_FIELD_NUMBER: _ClassVar[int]
         copy: int
         status: CandidateStatus
-        def __init__(self, copy: _Optional[int] = ..., status: _Optional[_Union[CandidateStatus, str]] = ...) -> None: ...
+        wire_ns: int
+        error: str
+        def __init__(self, copy: _Optional[int] = ..., status: _Optional[_Union[CandidateStatus, str]] = ..., wire_ns: _Optional[int] = ..., error: _Optional[str] = ...) -> None: ...
     class ConnectorReported(_message.Message):
         __slots__ = ("connectors", "methods", "calls", "total_ns", "longest_ns", "stats", "values")
         CONNECTORS_FIELD_NUMBER: _ClassVar[int]

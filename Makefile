@@ -10,7 +10,7 @@ STAMP := .venv/.stamp
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 
-.PHONY: help setup demo quick test sim test-vllm matrix check bench bench-tui bench-baseline test-full recordings screens docs proto clean
+.PHONY: help setup demo quick test sim test-vllm matrix check bench bench-tui bench-baseline test-full recordings screens docs site proto clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -76,6 +76,10 @@ bench-baseline: $(STAMP) ## make this machine's ratios the committed ones
 
 docs: $(STAMP) ## generated documents: docs/kinds.md, JSON.md
 	@$(BIN)/python -m tests.architecture.generate
+
+site: $(STAMP) ## the documentation site in build/site, man pages in build/man
+	@$(BIN)/python docs/site.py build
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 proto: $(STAMP) ## the contract's schema from core/, and kvbm_console/wire/v1 from the contract
 	@$(BIN)/python proto/generate.py

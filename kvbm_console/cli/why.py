@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from kvbm_console.cli.ask import RECORDING, RUN, evidence_from
-from kvbm_console.cli.output import duration, number, print_result, progress, share, table
-from kvbm_console.cli.params import format_option, target_option
+from kvbm_console.cli.output import ABSENT, duration, number, print_result, progress, share, table
+from kvbm_console.cli.params import Duration, format_option, target_option
+from kvbm_console.core.errors import UsageError
 
 if TYPE_CHECKING:
     from kvbm_console.analysis.explain import Admission, Explanation, MissedRun, Spent
+    from kvbm_console.planning.what_if import Counterfactual
 
 RUNS_SHOWN: Final = 24
 """Runs of blocks that the text of an admission shows; ``--block`` and the JSON show all."""
@@ -24,19 +26,36 @@ RUNS_SHOWN: Final = 24
 @RECORDING
 @RUN
 @target_option
+@click.option("--what-if", "counterfactual", is_flag=True,
+              help="Search the least change that would have spared the request a miss, a preemption or a long wait.")
+@click.option("--within", type=Duration(1, 86_400 * 10**9, "from 1ns to 24h"), metavar="TIME",
+              help="With --what-if: a later first token is a long wait.  [default: twice the median]")
 @click.option("--block", type=click.IntRange(0), metavar="I", help="Only this block of the prompt, from 0, in full.")
 @format_option("text", "json")
 def why(
-    request: str, path: Path | None, run: str | None, target: str | None, block: int | None, form: str
+    request: str, path: Path | None, run: str | None, target: str | None, block: int | None, counterfactual: bool,
+    within: int | None, form: str,
 ) -> None:
     """Why REQUEST missed each block of its prompt, and where its time went.
 
     Reads a recording, or the events that a live daemon still holds. Names the deciding event, or says that it cannot be
-    known.
+    known. With --what-if the recording is replayed with one change at a time, so each answer was run.
     """
     from kvbm_console.analysis.explain import explain, grouped, only_block
 
+    if counterfactual and path is None:
+        raise UsageError("--what-if needs a recording to replay: name it behind the request")
+    if within is not None and not counterfactual:
+        raise UsageError("--within needs --what-if")
     explanation = explain(evidence_from(path, target, run), request, progress())
+    if counterfactual:
+        from kvbm_console.planning.recorded import read_run
+        from kvbm_console.planning.what_if import what_if
+
+        engine = "" if explanation.engine is None else f",engine={explanation.engine}"
+        found = what_if(read_run(f"{path}{engine}" + (f",run={run}" if run else "")), explanation, within)
+        print_result(form, found, lambda: _what_if_lines(found))
+        return
     explanation = grouped(explanation) if block is None else only_block(explanation, block)
     print_result(form, explanation, lambda: _lines(explanation, block))
 
@@ -57,6 +76,31 @@ def _lines(explanation: "Explanation", block: int | None) -> list[str]:
     if explanation.receives is None and explanation.sends is None:
         return [*lines, "", *_spent(explanation.spent)]
     return [*lines, *_halves(explanation)]
+
+
+def _what_if_lines(found: "Counterfactual") -> list[str]:
+    replayed = found.replayed
+    ttft = ABSENT if replayed.ttft_ms is None else f"{replayed.ttft_ms:,.1f} ms"
+    lines = [f"{found.request}   replayed as recorded: {number(replayed.hits)} blocks found, "
+             f"{number(replayed.preemptions)} preemptions, first token after {ttft}"]
+    if not found.alike:
+        lines[0] = lines[0].replace("as recorded", f"otherwise (recorded: {number(found.recorded_hits)} blocks found)")
+    lines += [f"note: {note}" for note in found.notes]
+    if not found.troubles:
+        return [*lines, "it missed nothing that had been stored, was not preempted, and did not wait long"]
+    for trouble in found.troubles:
+        lines += ["", f"{trouble.kind}: {trouble.text}"]
+        lines += [f"  {line}" for line in table(
+            ("WOULD HAVE AVOIDED IT", "MORE BLOCKS", "MEMORY", "FOUND", "FIRST TOKEN", "STILL IN TIME"),
+            [(
+                remedy.flags, number(remedy.more_blocks), f"{remedy.memory_bytes / 2**20:,.0f} MiB",
+                number(remedy.outcome.hits),
+                ABSENT if remedy.outcome.ttft_ms is None else f"{remedy.outcome.ttft_ms:,.1f} ms",
+                "from the beginning" if remedy.latest_ns is None else f"until {_at(remedy.latest_ns)}",
+            ) for remedy in trouble.remedies], right=(1, 2, 3, 4),
+        )] if trouble.remedies else [f"  nothing that was tried avoids it ({number(trouble.tried)} replays)"]
+        lines.append(f"  inevitable: {trouble.inevitable}")
+    return lines
 
 
 def _halves(explanation: "Explanation") -> list[str]:

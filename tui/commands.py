@@ -4,6 +4,7 @@ Law of this file: the palette lists every command, also unavailable ones with th
 command next to the prompt and never another.
 """
 
+import itertools
 import re
 from collections.abc import Callable
 from typing import Any, Final
@@ -14,13 +15,15 @@ from kvbm_console.core.errors import UsageError
 from kvbm_console.stream.verbs import PALETTE, PaletteEntry
 
 from .debugging import refusal, request
-from .desk import Desk
+from .desk import FINISHED, SLOT, Desk
 from .draw.frame import TAB_KEYS, TABS
 from .draw.spans import Line, Row
 from .model.breaks import parse_breakpoint
 from .model.numbers import MINUTE, MS, US, S, cut, plain, plural
 from .prompts import Prompt
 
+NAME_FROM: Final = 2
+"""Letters from which requests are looked for."""
 SHOWN_MAX: Final = 10
 """Commands above the prompt."""
 _TIME: Final = re.compile(r"(\d{1,9}(?:\.\d{1,9})?) ?(us|µs|ms|s|m)")
@@ -59,6 +62,7 @@ def commands(desk: Desk, press: Press) -> list[Command]:
         Command("filter", "narrow the list", presses("/"), "/",
                 why_not="" if desk.view.schema is not None else "nothing to filter in this view"),
         Command("export", "text, picture and CSV of the view", presses("e"), "e"),
+        Command("finished", "requests that ended last: the slowest, first token, hits", _does(desk.go, FINISHED), "d"),
         Command("help", "keys of this view", presses("?"), "?"),
         Command("mark", "set or take away a mark here", presses("m"), "m"),
     ]
@@ -126,6 +130,27 @@ def _targets(desk: Desk) -> list[Command]:
         return []
     return [Command(f"target {name}", "show this target", _does(desk.actions.show_target, index), "}")
             for index, name in enumerate(names)]
+
+
+def requests_named(desk: Desk, typed: str) -> list[Command]:
+    """Live and finished requests with the typed text in their names, live ones first."""
+    typed = typed.strip().lower()
+    if len(typed) < NAME_FROM:
+        return []
+
+    def opens(request: str) -> Callable[[str], None]:
+        def run(text: str) -> None:
+            desk.select(request)
+            desk.go(SLOT)
+        return run
+
+    lives = itertools.chain(desk.mirror.lives.values(), reversed(desk.mirror.past))
+    named = (life for life in lives if typed in life.request.lower())
+    return [
+        Command(plain(life.request), f"request, {life.state.label if life.closed_ns is None else 'finished'}",
+                opens(life.request))
+        for life in itertools.islice(named, SHOWN_MAX)
+    ]
 
 
 def _time(text: str) -> int:
@@ -206,7 +231,10 @@ class Palette(Prompt):
         self._look()
 
     def _look(self) -> None:
-        self.found = matching(self.text, self._known)
+        found = matching(self.text, self._known)
+        named = requests_named(self._desk, self.text)
+        exact = sum(self.text.strip().lower() in command.name for command in found) if named else 0
+        self.found = [*found[:exact], *named, *found[exact:]]
         self.index = min(self.index, max(0, len(self.found) - 1))
 
     def press(self, key: str) -> bool:

@@ -141,7 +141,7 @@ class Life:
 
     __slots__ = (
         "cause_seq", "changes", "closed_ns", "dropped", "lost", "moves", "moves_max", "opened_ns", "receives",
-        "request", "sends", "slot", "source", "starts", "stays", "story", "transfers",
+        "request", "scored", "sends", "slot", "source", "starts", "stays", "story", "transfers",
     )
 
     def __init__(self, slot: int, request: str, opened_ns: int, moves_max: int = MOVES_MAX) -> None:
@@ -163,6 +163,8 @@ class Life:
         self.dropped = 0
         self.source: int | None = None
         """The engine that the slot belongs to; None while that is not known."""
+        self.scored: ev.PrefixScored | None = None
+        """Its last admission."""
         self.sends: str | None = None
         """See ``SlotOpened``."""
         self.receives: str | None = None

@@ -40,7 +40,7 @@ ROOT: Final = Path(__file__).resolve().parents[2] / "tui"
 RECORDINGS: Final = ROOT.parent / "recordings"
 SIZE: Final = (120, 40)
 FILES: Final = ("overview", "slots", "slot", "timeline", "transfers", "tiers", "breaks", "record", "log", "prefixes",
-                "warnings", "why")
+                "warnings", "why", "finished")
 """The views by their number, as files."""
 NAMED: Final = {
     "?": "question_mark", "/": "slash", ":": "colon", "!": "exclamation_mark", "[": "left_square_bracket",
@@ -200,6 +200,7 @@ BEFORE: Final[dict[tuple[int, str], tuple[str, ...]]] = {
     (6, "B"): ("down",), (6, "x"): ("down",), (6, "escape"): ("down",),
     (8, "G"): ("up",), (8, "end"): ("up",), (8, "f"): ("up",), (8, "escape"): ("up",), (8, "enter"): ("up",),
     (8, "pagedown"): ("g",),
+    **{(12, key): () for key in UP},  # the story has one finished request
     **{(9, key): ("down",) for key in ("up", "k")}, **{(9, key): ("l",) for key in ("h", "shift+tab")},
     (9, "Z"): ("z",), (9, "0"): ("-",), (9, "escape"): ("enter",), (9, "+"): ("-",), (9, "="): ("-",),
 }
@@ -213,6 +214,7 @@ LIVE: Final[dict[str, tuple[int, tuple[str, ...], str]]] = {
     "escape": (0, ("2",), "NEEDS YOU"), "/": (1, (), " / "), ":": (0, (), "show this view"),
     "ctrl+p": (0, (), "show this view"),
     "!": (0, (), "WARNINGS"), "H": (0, (), "HELD"), "t": (0, (), "whole run"), "p": (0, (), "PREFIXES"),
+    "d": (0, (), "FINISHED"),
     "space": (0, (), "PAUSED"),
     "[": (8, ("up",), ""), "]": (2, ("G",), ""), "w": (2, (), "call why"), "{": (0, (), "call show_target"),
     "}": (0, (), "call show_target"), "m": (8, (), "' comes back to it"), "'": (8, ("m", "g"), "seq"),

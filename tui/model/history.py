@@ -349,9 +349,15 @@ def _advanced(history: History, e: ev.IterationAdvanced) -> None:
     history.steps.append((e.iteration, e.at_ns))
 
 
+def _admitted(history: History, e: ev.PrefixScored) -> None:
+    life = history.tell(e.slot, e)
+    if life is not None:
+        life.scored = e
+
+
 def _scored(history: History, e: ev.PrefixScored) -> None:
     history.flows.scored(e.at_ns, e.prompt_blocks, e.hits)
-    history.tell(e.slot, e)
+    _admitted(history, e)
     if history.state is not None:
         prefixes.scored(history.prefixes, e, history.state)
 
@@ -460,7 +466,7 @@ SKIMMED: Final[dict[type[ev.Event], Callable[[Any, Any], object]]] = {
     ),
     ev.BlocksFilled: _filled,
     ev.CandidatePromoted: fold.promoted, ev.CandidateEnded: _ended_sampled,
-    ev.PrefixScored: _of_slot, ev.HitsLost: _of_slot,
+    ev.PrefixScored: _admitted, ev.HitsLost: _of_slot,
     ev.SlotHeld: _wanted(_held), ev.HoldReleased: _wanted(_released), ev.Frozen: _wanted(_frozen),
     ev.Thawed: _wanted(_thawed),
 }

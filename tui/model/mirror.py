@@ -53,6 +53,8 @@ class Mirror(History):
         """True if there is time to look at events while facts are sampled; without, they are passed over."""
         self.facts_mono_ns = 0
         """Local time of the last snapshot."""
+        self.queues: tuple[tuple[int, int], dict[int, Any]] = (0, -1), {}
+        """The queues of engines as ``waits.queue_of`` found them, with the moment of the facts."""
         self.places = 0
         """Places of a recording that were reached, because each has another known past."""
         self.lost_events = 0

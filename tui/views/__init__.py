@@ -5,6 +5,7 @@ Law of this package: a view never changes the model and never awaits anything.
 
 from ..desk import View
 from .breaks import Breaks
+from .finished import FinishedList
 from .help import Help
 from .log import Log
 from .overview import Overview
@@ -23,5 +24,5 @@ def all_views() -> list[View]:
     """A new object of every view, at the place that ``desk`` names; the help is the last."""
     return [
         Overview(), Slots(), SlotView(), Timeline(), Transfers(), Tiers(), Breaks(), Record(), Log(), Prefixes(),
-        Warnings(), Why(), Help(),
+        Warnings(), Why(), FinishedList(), Help(),
     ]

@@ -478,7 +478,8 @@ def _mark_text(mark: SeenGap | Passed) -> str:
 def _folded_line(desk: Desk, item: Folded, width: int) -> Line:
     """Events of steady kinds on one row, in the columns of an event."""
     wide = width >= 100
-    row = Row().to(1).to(1 + len(desk.times.text(0, millis=True))).right(count(item.seq), (26 if wide else 24), "faint")
+    row = Row().to(1 + len(desk.times.text(0, millis=True)))
+    row.right(count(item.seq), row.x + (11 if wide else 10), "faint")
     row.put("  " if wide else " ").put(cut(f"{desk.glyphs.todo} {item.text}", width - 1 - row.x), "faint")
     return row.zone(0, ("row", item.seq), width).line("", width)
 

@@ -19,11 +19,11 @@ from kvbm_console.core.events import Event
 from kvbm_console.core.ids import SlotState
 
 from ..desk import SLOT, TIMELINE, TRANSFERS, Desk, View
-from ..draw import bars, words
+from ..draw import bars, table, words
 from ..draw.frame import Hint
 from ..draw.glyphs import FILL, state_role
 from ..draw.lifeline import STEPS_NS, Lifelines, Limits, Window, joined, runs, tick_ns, transfer_codes
-from ..draw.spans import Line, Row, Span, part
+from ..draw.spans import Line, Row, Span, fit, part
 from ..draw.table import Table, moved
 from ..draw.words import LIFE_WORDS
 from ..model.events import cause_of, describe, effect_of, entry_name
@@ -34,6 +34,7 @@ from ..model.series import Density, resample
 from ..model.slots import limits
 from ..model.timeline import LIVES, LifeOrder
 from .blocks import history_section
+from .lanes import lane_line, lanes_of, tracks
 
 PASSED_TEXT_MIN: Final = 16
 """Cells of a run that has room for its label."""
@@ -308,6 +309,8 @@ class Timeline(View):
         self.window = Window(0, S, 1, 0)
         self.shown: list[Life] = []
         self.page = 1
+        self.packed = False
+        """True if requests that do not overlap share a row."""
 
     # --- drawing -----------------------------------------------------------------------------------------------------
 
@@ -336,6 +339,8 @@ class Timeline(View):
         self._gaps = gap_cells(desk, window)
         lines.append(self._over(desk, left, window, width))
         self.page = max(1, room)
+        if self.packed:
+            return [*fit([*lines, *self._lanes(desk, lives, room, left, width, bounds)], height - len(feet)), *feet]
         at = None
         if desk.selected is not None:
             at = next((i for i, life in enumerate(lives) if life.request == desk.selected), None)
@@ -354,6 +359,21 @@ class Timeline(View):
         rows = (rows or self._empty(desk))[:room]
         rows += [Line()] * (room - len(rows))
         return [*lines, *rows, *feet]
+
+    def _lanes(self, desk: Desk, lives: list[Life], room: int, left: int, width: int, bounds: Limits) -> list[Line]:
+        """The counters, then the lanes; with more of them than rows, the lane of the selected request is among them."""
+        lanes = lanes_of(lives, desk.now_ns)
+        above = tracks(desk, lives, self.lines, self.window, bounds, left)[: max(1, room // 3)]
+        rows = max(1, room - len(above) - 1)
+        chosen = next((i for i, lane in enumerate(lanes) if any(life.request == desk.selected for life in lane)), None)
+        self.top = table.window(len(lanes), chosen, min(self.top, max(0, len(lanes) - rows)), rows)
+        shown = lanes[self.top : self.top + rows]
+        told = f"{plural(len(lives), 'request')} in {plural(len(lanes), 'lane')}"
+        if len(lanes) > len(shown):
+            told += f", {self.top + 1} to {self.top + len(shown)} shown"
+        head = Row().put(f" {told}", "muted").line()
+        return [*above, head, *(
+            lane_line(desk, lane, self.lines, self.window, bounds, left, width) for lane in shown)]
 
     def _in_sight(self, desk: Desk, lives: list[Life]) -> list[Life]:
         """The lives in a window that a person chose, and the selected life."""
@@ -384,10 +404,10 @@ class Timeline(View):
     def _window(self, desk: Desk, lives: list[Life], cells: int, now: int) -> Window:
         cell = self.cell_ns
         if cell is None:
-            starts = [life.first_known_ns() for life in lives[:FIT_LIVES]]
+            starts = [life.first_known_ns() for life in (lives if self.packed else lives[:FIT_LIVES])]
             span = max(SPAN_MIN_NS, now - min(starts, default=now))
             cell = next((step for step in FINE_NS if step * cells >= span), CELL_MAX_NS)
-            if self._fitted_ns is not None and span <= self._fitted_ns * cells <= 2 * span:
+            if not self.packed and self._fitted_ns is not None and span <= self._fitted_ns * cells <= 2 * span:
                 cell = self._fitted_ns
             self._fitted_ns = cell
         edge = self.end_ns if self.end_ns is not None else now
@@ -511,7 +531,7 @@ class Timeline(View):
         hints = [("h l", "cursor"), ("+-", "zoom"), ("n", "next event"), ("[ ]", "cause, effect"), ("m", "mark"),
                  ("f", "follow"), ("0", "fit"), ("tab", "transfers")]
         here = [("u", "run to cursor")] if desk.recording else [("b", "break here")] if desk.may_control else []
-        return [*hints, *here, ("o", "order")]
+        return [("z", "unpack" if self.packed else "whole run"), *hints, *here, ("o", "order")]
 
     def press(self, desk: Desk, key: str) -> bool:
         """Move the cursor, zoom, walk events, mark, follow."""
@@ -530,6 +550,9 @@ class Timeline(View):
                 self.end_ns, self.cursor_ns = None, None
             case "o":
                 self.order.by_arrival = not self.order.by_arrival
+            case "z":
+                self.packed = not self.packed
+                self.cell_ns, self.end_ns, self.top = None, None, 0
             case "tab" | "shift+tab":
                 self._enter_transfers(desk)
             case "enter" if desk.selected is not None:

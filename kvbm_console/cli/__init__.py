@@ -40,6 +40,7 @@ COMMANDS: Final[dict[str, str]] = {
     "doctor": "kvbm_console.cli.doctor:doctor",
     "conform": "kvbm_console.cli.conform:conform",
     "mcp": "kvbm_console.cli.mcp:mcp",
+    "dap": "kvbm_console.cli.dap:dap",
     "explore": "kvbm_console.cli.explore:explore",
     "config": "kvbm_console.cli.config:config",
 }

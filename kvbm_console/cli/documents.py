@@ -14,6 +14,7 @@ from msgspec import UNSET, UnsetType
 
 INTERACTIVE: Final = {
     "attach": "it is a screen; `status` and `tail` tell a script the same",
+    "dap": "it speaks the Debug Adapter Protocol; [editors](../../docs/editors.md) says what it can",
     "mcp": "it speaks the Model Context Protocol; [agents](../../docs/agents.md) lists its tools",
 }
 """Commands without a document, and the reason."""

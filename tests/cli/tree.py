@@ -12,7 +12,7 @@ from kvbm_console.cli.main import cli
 LOCAL: Final = frozenset({
     ("demo",), ("serve",), ("replay",), ("simulate",), ("compare",), ("plan",), ("calibrate",),
     ("conform",), ("explore", "vllm"), ("explore", "leader"),
-    ("config", "init"), ("config", "show"), ("case",),
+    ("config", "init"), ("config", "show"), ("case",), ("dap",),
     ("break", "test"), ("rec", "info"), ("rec", "verify"), ("rec", "recover"), ("rec", "index"), ("rec", "cut"),
     ("rec", "merge"), ("rec", "diff"), ("rec", "export"), ("rec", "capture"), ("rec", "import", "kv-events"),
     ("rec", "import", "dynamo"),

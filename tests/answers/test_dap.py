@@ -1,0 +1,210 @@
+"""An editor debugs requests: on a recording forward and back, on a daemon one request while the rest goes on.
+
+Law of this file: the real program answers over pipes, and what it says is compared with the recording itself.
+"""
+
+import asyncio
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvbm_console.answers.dap import read_message
+from kvbm_console.cases import case_named
+from kvbm_console.client import Client
+from kvbm_console.core.errors import UsageError
+from kvbm_console.core.events import SlotMoved
+from kvbm_console.core.ids import SlotState
+from kvbm_console.recording.reader import Recording
+from tests.answers.editor import Editor, Mistake, editor
+from tests.server.daemons import daemon_at
+
+ROOT = Path(__file__).resolve().parents[2]
+STUCK = case_named("stuck-rank").path
+CHAT = 7
+"""The thread of ``chat.1``, slot 5, in ``stuck-rank``."""
+
+
+async def launched(ide: Editor, path: str, **more: Any) -> None:
+    await ide.ask("initialize", adapterID="kvbm-console")
+    await ide.event("initialized")
+    await ide.ask("launch", recording=path, **more)
+
+
+async def frames(ide: Editor, thread: int) -> list[Any]:
+    return list((await ide.ask("stackTrace", threadId=thread)).stackFrames)
+
+
+async def facts(ide: Editor, frame: int) -> dict[str, str]:
+    scope = next(one for one in (await ide.ask("scopes", frameId=frame)).scopes if one.name == "facts")
+    rows = (await ide.ask("variables", variablesReference=scope.variablesReference)).variables
+    return {row.name: row.value for row in rows}
+
+
+async def position(ide: Editor) -> int:
+    (frame,) = await frames(ide, 1)
+    return int(frame.name.split()[1].replace(",", ""))
+
+
+@pytest.mark.asyncio
+async def test_a_recording_is_walked_forward_and_back_by_its_breakpoints() -> None:
+    events = [event for batch in Recording.open(Path(STUCK)).events() for event in batch]
+    loads = [event.seq for event in events if isinstance(event, SlotMoved) and event.new is SlotState.ONBOARDING]
+    ends = [event.seq for event in events if isinstance(event, SlotMoved) and event.new is SlotState.FINISHED]
+    async with editor() as ide:
+        await launched(ide, STUCK)
+        (one, two) = (await ide.ask("setFunctionBreakpoints", breakpoints=[
+            {"name": "onboarding of chat.*"}, {"name": "nowhere"}])).breakpoints
+        assert (one.verified, two.verified) == (True, False)
+        assert "a function is a state" in two.message
+        await ide.ask("configurationDone")
+        assert (await ide.event("stopped")).reason == "entry"
+        await ide.ask("continue", threadId=1)
+        stop = await ide.event("stopped")
+        assert (stop.reason, stop.threadId, stop.hitBreakpointIds) == ("function breakpoint", CHAT, [1])
+        assert await position(ide) == loads[0]
+        threads = {thread.id: thread.name for thread in (await ide.ask("threads")).threads}
+        assert threads[CHAT] == "chat.1 (onboarding)"
+        stack = await frames(ide, CHAT)
+        assert [frame.name.split()[0] for frame in stack] == ["onboarding", "onboard_staged", "initialized"]
+        assert f"event {loads[0]}" in stack[0].name
+        assert (await facts(ide, stack[0].id))["tokens.computed"] == "160"
+        assert (await facts(ide, stack[2].id))["state"] == "initialized"
+        assert (await ide.ask("evaluate", expression="outstanding", frameId=stack[0].id)).result == "1"
+        assert (await ide.ask("evaluate", expression="blocks > 100", frameId=stack[0].id)).result == "no"
+        await ide.ask("setFunctionBreakpoints", breakpoints=[{"name": "finished", "hitCondition": "2"}])
+        await ide.ask("reverseContinue", threadId=CHAT)
+        await ide.event("stopped")
+        assert await position(ide) == ends[1]
+        await ide.ask("reverseContinue", threadId=1)
+        assert (await ide.event("stopped")).description == "the beginning of the recording"
+        await ide.ask("disconnect")
+        await ide.event("terminated")
+
+
+@pytest.mark.asyncio
+async def test_steps_follow_one_request_or_everybody_and_go_back() -> None:
+    recording = Recording.open(Path(STUCK))
+    async with editor() as ide:
+        await launched(ide, STUCK, at="224")
+        await ide.ask("configurationDone")
+        await ide.event("stopped")
+        story = (await ide.ask("source", sourceReference=CHAT)).content.splitlines()
+        assert len(story) == 1
+        walked = []
+        for _ in range(6):
+            await ide.ask("next", threadId=CHAT)
+            await ide.event("stopped")
+            walked.append(await position(ide))
+        assert walked == [225, 226, 227, 229, 230, 231]  # 228 is about another request's blocks
+        await ide.ask("stepBack", threadId=CHAT)
+        await ide.event("stopped")
+        assert await position(ide) == 230
+        await ide.ask("stepOut", threadId=CHAT)
+        await ide.event("stopped")
+        assert await position(ide) == 232
+        await ide.ask("stepIn", threadId=CHAT)
+        await ide.event("stopped")
+        assert await position(ide) == 233
+        lines = (await ide.ask("source", sourceReference=CHAT)).content.splitlines()
+        (target,) = (await ide.ask("gotoTargets", source={"sourceReference": CHAT}, line=len(lines)))["targets"]
+        assert "CandidateEnqueued" in target["label"]
+        await ide.ask("goto", threadId=CHAT, targetId=target["id"])
+        assert (await ide.event("stopped")).reason == "goto"
+        await ide.ask("evaluate", expression="goto end", context="repl")
+        await ide.event("stopped")
+        assert await position(ide) == recording.last_seq
+
+
+@pytest.mark.asyncio
+async def test_a_breakpoint_on_data_stops_where_the_value_changes() -> None:
+    path = str(ROOT / "recordings" / "preempt-and-resume.mcap")
+    async with editor() as ide:
+        await launched(ide, path, at="40")
+        await ide.ask("configurationDone")
+        await ide.event("stopped")
+        thread = next(one.id for one in (await ide.ask("threads")).threads if one.name.startswith("long-b"))
+        stack = await frames(ide, thread)
+        (scope, *_) = (await ide.ask("scopes", frameId=stack[0].id)).scopes
+        found = await ide.ask("dataBreakpointInfo", variablesReference=scope.variablesReference, name="preemptions")
+        assert found.description == "preemptions of long-b"
+        (set_,) = (await ide.ask("setDataBreakpoints", breakpoints=[{"dataId": found.dataId}])).breakpoints
+        assert set_.verified
+        await ide.ask("continue", threadId=thread)
+        stop = await ide.event("stopped")
+        assert (stop.reason, stop.threadId) == ("data breakpoint", thread)
+        assert stop.description == "preemptions of long-b: 0 to 1"
+        event = next(event for batch in Recording.open(Path(path)).events(await position(ide)) for event in batch)
+        assert isinstance(event, SlotMoved)
+        assert event.new is SlotState.PREEMPTED
+
+
+@pytest.mark.asyncio
+async def test_a_daemon_holds_one_request_for_the_editor_and_no_longer() -> None:
+    async with daemon_at("multiturn:sessions=6", speed=1.0) as daemon, editor() as ide:
+        await ide.ask("initialize", adapterID="kvbm-console")
+        await ide.ask("attach", target=daemon.address, maxHold="20s")
+        (set_,) = (await ide.ask("setFunctionBreakpoints", breakpoints=[{"name": "decoding"}])).breakpoints
+        assert set_.verified
+        await ide.ask("configurationDone")
+        stop = await ide.event("stopped")
+        assert (stop.reason, stop.allThreadsStopped, stop.hitBreakpointIds) == ("function breakpoint", False, [1])
+        async with Client(daemon.address) as client:
+            held = (await client.status())["holds"]
+            assert str(stop.threadId - 2) in {one["slot"] for one in held}
+            assert all(one["deadline_ns"] - one["since_ns"] == 20 * 10**9 for one in held)
+            stack = await frames(ide, stop.threadId)
+            assert (await facts(ide, stack[0].id))["held"] == "yes"
+            await ide.ask("setFunctionBreakpoints", breakpoints=[])
+            await ide.ask("next", threadId=stop.threadId)
+            again = await ide.event("stopped")
+            assert again.threadId >= 2
+            with pytest.raises(Mistake, match="a daemon goes forward only"):
+                await ide.ask("stepBack", threadId=stop.threadId)
+            await ide.ask("continue", threadId=again.threadId)
+            await ide.ask("disconnect")
+            await ide.event("terminated")
+            status = await client.status()
+            assert [one for one in status["breakpoints"] if one["enabled"]] == []
+
+
+def test_the_examples_of_the_document_are_of_this_adapter() -> None:
+    text = (ROOT / "docs" / "editors.md").read_text(encoding="utf-8")
+    launch, extension = (json.loads(block) for block in re.findall(r"```json\n(.*?)```", text, re.DOTALL))
+    source = (ROOT / "kvbm_console" / "answers" / "dap.py").read_text(encoding="utf-8")
+    for one in launch["configurations"]:
+        assert not [key for key in one.keys() - {"type", "request", "name"} if f'"{key}"' not in source]
+    (contributed,) = extension["contributes"]["debuggers"]
+    assert (contributed["program"], contributed["args"]) == ("kvbm-console", ["dap"])
+    assert {one["type"] for one in launch["configurations"]} == {contributed["type"]}
+
+
+@pytest.mark.asyncio
+async def test_mistakes_are_sentences(tmp_path: Path) -> None:
+    async with editor() as ide:
+        for said, command, arguments in (
+            ("nothing is debugged yet", "threads", {}), ("launch needs recording", "launch", {}),
+            ("attach needs target", "attach", {}),
+            ("does not exist", "launch", {"recording": str(tmp_path / "x.mcap")}),
+            ("no daemon listens", "attach", {"target": f"unix:{tmp_path}/x.sock"}),
+            ("maxHold must be seconds", "attach", {"target": f"unix:{tmp_path}/x.sock", "maxHold": "long"}),
+            ("this adapter has no request 'fly'", "fly", {}),
+        ):
+            with pytest.raises(Mistake, match=said):
+                await ide.ask(command, **arguments)
+        await ide.ask("launch", recording=STUCK)
+        with pytest.raises(Mistake, match="stackTrace lacks an argument or has a wrong one: 'threadId'"):
+            await ide.ask("stackTrace")
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("data", [b"\r\n", b"Content-Length: 9999999\r\n\r\n", b"Content-Length: 3\r\n\r\n{}",
+                                  b"Content-Length: 2\r\n\r\n[]"])
+async def test_bytes_that_are_no_message_are_refused(data: bytes) -> None:
+    reader = asyncio.StreamReader()
+    reader.feed_data(data)
+    reader.feed_eof()
+    with pytest.raises(UsageError):
+        await read_message(reader)

@@ -32,6 +32,7 @@ COMMANDS: Final[dict[str, str]] = {
     "replay": "kvbm_console.cli.replay:replay",
     "case": "kvbm_console.cli.case:case",
     "rec": "kvbm_console.cli.rec:rec",
+    "lake": "kvbm_console.cli.lake:lake",
     "simulate": "kvbm_console.cli.simulate:simulate",
     "compare": "kvbm_console.cli.compare:compare",
     "plan": "kvbm_console.cli.plan:plan",

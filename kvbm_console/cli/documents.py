@@ -595,6 +595,8 @@ def documents() -> dict[str, Any]:
     from kvbm_console.analysis.diff import Difference
     from kvbm_console.analysis.explain import Explanation
     from kvbm_console.analysis.export import Exported
+    from kvbm_console.analysis.lake import Added
+    from kvbm_console.analysis.lake_questions import LakeAnswer
     from kvbm_console.cases import RecordedCase
     from kvbm_console.cli.output import Answer
     from kvbm_console.cli.rec import Indexed
@@ -626,5 +628,5 @@ def documents() -> dict[str, Any]:
         "compare": Comparison, "plan": MachinePlan, "calibrate": Calibration, "why": Explanation | Counterfactual,
         "doctor": Doctor | list[WitnessReport],
         "conform": list[Conformance], "explore vllm": Exploration, "explore leader": Exploration,
-        "config show": Configuration, "case": list[RecordedCase],
+        "config show": Configuration, "case": list[RecordedCase], "lake add": list[Added], "lake ask": LakeAnswer,
     }

@@ -48,7 +48,7 @@ FILES: Final[dict[str, str]] = {
     "explore vllm": f"--python {ROOT}/tests/explore/fake_engine.py --seeds 0:4 --profile press --workers 1 --out found",
     "why": f"chat-0.0 {TAPE}", "doctor": f"{TAPES}/stuck-slot.mcap",
     "conform": f"{TAPES}/kv-events/offload_arc_placeholder.bin", "config init": "", "config show": "",
-    "case": "stuck-rank",
+    "case": "stuck-rank", "lake add": f"{TAPES}/stuck-slot.mcap --lake lake", "lake ask": "lake hit-rate",
     "demo": "--seconds 1 --speed max", "serve": "--workload multiturn:requests=5 --speed max --exit-when-done "
                                                "--record served --listen unix:served.sock",
 }
@@ -156,6 +156,8 @@ def test_a_type_that_does_not_fit_is_told() -> None:
 @pytest.mark.parametrize("command", FILES)
 def test_a_command_prints_its_document(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    if command == "lake ask":
+        run("lake add", FILES["lake add"])
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     if command.startswith("config"):
         monkeypatch.setenv("KVBM_CONSOLE_CONFIG", str(tmp_path / "config.toml"))

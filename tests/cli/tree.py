@@ -15,7 +15,7 @@ LOCAL: Final = frozenset({
     ("config", "init"), ("config", "show"), ("case",), ("dap",),
     ("break", "test"), ("rec", "info"), ("rec", "verify"), ("rec", "recover"), ("rec", "index"), ("rec", "cut"),
     ("rec", "merge"), ("rec", "diff"), ("rec", "export"), ("rec", "capture"), ("rec", "import", "kv-events"),
-    ("rec", "import", "dynamo"),
+    ("rec", "import", "dynamo"), ("lake", "add"), ("lake", "ask"),
 })
 """Commands that work on files, on an engine, or are the daemon; every other command is a client of a daemon."""
 

@@ -1,0 +1,265 @@
+"""The lake: blocks, lookups and copies of many engines as Parquet files, for questions in SQL.
+
+    LAKE/blocks/day=2026-11-23/engine=prod-3/9f21c0-00000004.parquet
+         lookups/...      transfers/...
+
+A file holds the rows of ``CHUNK_EVENTS`` events of one run of one engine, on one day of the wall's clock (UTC). It is
+written beside its place and then renamed, so a reader sees whole files. Its name follows from its events: a recording
+that is added again, or that has grown, replaces its own files.
+
+Law of this file: the stored rows of a block less its evicted rows are the places that hold it, after every event.
+"""
+
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from datetime import date
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import quote
+
+import msgspec
+
+from kvbm_console.analysis.lake_questions import TABLES
+from kvbm_console.analysis.lives import FOLD, Lives, Transfer
+from kvbm_console.analysis.visitor import Visitor
+from kvbm_console.analysis.walk import Evidence, Progress, walk
+from kvbm_console.core import events as ev
+from kvbm_console.core.columns import unpack_hashes, unpack_ids
+from kvbm_console.core.config import SECOND_NS
+from kvbm_console.core.ids import MissReason
+from kvbm_console.core.state import CacheState
+from kvbm_console.core.tiers import READY, PoolFacts
+from kvbm_console.extras import need
+from kvbm_console.stream.feed import GapSeen
+
+CHUNK_EVENTS: Final = 250_000
+"""Events of a file: a few megabytes, and about a minute of a busy engine."""
+DAY_NS: Final = 86_400 * SECOND_NS
+EPOCH_DAY: Final = date(1970, 1, 1).toordinal()
+_WHOLE: Final = (
+    ev.PoolKnown, ev.BlocksDropped, ev.BlocksQuarantined, ev.SourceLost, ev.DeviceBlocksReplaced, ev.ResetDone,
+)
+"""Rare events that change blocks in ways of their own: all places are compared before and after."""
+_NO_MISS: Final = frozenset({MissReason.NONE, MissReason.BOUNDARY, MissReason.TOO_SHORT})
+
+
+class Added(msgspec.Struct, frozen=True):
+    """A recording that was added to a lake."""
+
+    path: str
+    engine: str
+    rows: dict[str, int]
+    files: int
+    bytes: int
+
+
+Block = tuple[int, str, int]
+"""A pool, its tier, and the hash of a block there."""
+Write = Callable[[str, int, int, list[list[Any]]], None]
+"""Takes (table, chunk, day, columns) of a whole file."""
+
+
+class LakeRows(Visitor):
+    """Makes the rows of the three tables. ``anchor_ns`` is the wall's time at the engine's time 0."""
+
+    def __init__(self, anchor_ns: int, write: Write) -> None:
+        super().__init__()
+        self._anchor_ns = anchor_ns
+        self._write = write
+        self._rows: dict[tuple[str, int], list[list[Any]]] = {}
+        """(table, day) to the columns of the chunk."""
+        self._chunk = 0
+        self._seq = 0
+        """The event that is folded now."""
+        self._known: Counter[Block] = Counter()
+        """Places that hold each block, as the rows so far tell."""
+        self._why: dict[int, MissReason] = {}
+        self._copies = _Copies(self._copied)
+        self.every = self._next
+        self.before = {ev.BlocksEvicted: self._evicted, ev.SlotClosed: self._closed}
+        mine: dict[type[ev.Event], Any] = {
+            ev.BlocksFilled: self._filled, ev.BlocksReady: self._ready, ev.BlocksSeen: self._seen,
+            ev.LookupAnswered: self._looked_up, ev.PrefixScored: self._scored,
+            **dict.fromkeys(_WHOLE, self._compare),
+        }
+        self.after = mine | dict.fromkeys(FOLD, self._fold)
+
+    def _next(self, e: ev.Event, state: CacheState) -> None:
+        self._seq = e.seq
+        if e.seq // CHUNK_EVENTS != self._chunk:
+            self._flush()
+            self._chunk = e.seq // CHUNK_EVENTS
+
+    def _fold(self, e: ev.Event, state: CacheState) -> None:
+        FOLD[type(e)](self._copies, e)
+        if isinstance(e, _WHOLE):
+            self._compare(e, state)
+
+    def _flush(self) -> None:
+        for (table, day), columns in self._rows.items():
+            self._write(table, self._chunk, day, columns)
+        self._rows.clear()
+
+    def resumed(self, state: CacheState, gap: GapSeen | None) -> None:
+        """Blocks that are there already, and those that came and went in a gap, are told as of now."""
+        self._copies.clear()
+        self._why = {slot: why for slot, why in self._why.items() if slot in state.slots}
+        self._seq, at_ns = state.seq, state.at_ns
+        if not self._rows:
+            self._chunk = state.seq // CHUNK_EVENTS
+        self._tell(at_ns, _resident(state.pools))
+
+    def ended(self, state: CacheState | None, gap: GapSeen | None) -> None:
+        """Write the last chunk."""
+        self._flush()
+
+    # --- blocks ---
+
+    def _block(self, at_ns: int, op: str, pool: int, tier: str, hashes: Iterable[int], slot: int | None) -> None:
+        columns = self._columns("blocks", at_ns)
+        keys, change = list(hashes), 1 if op == "stored" else -1
+        for key in keys:
+            self._known[pool, tier, key] += change
+        for column, value in zip(columns, (self._seq, self._anchor_ns + at_ns, op, tier, None, slot), strict=True):
+            column += keys if value is None and column is columns[4] else [value] * len(keys)
+
+    def _columns(self, table: str, at_ns: int) -> list[list[Any]]:
+        key = table, (self._anchor_ns + at_ns) // DAY_NS
+        found = self._rows.get(key)
+        if found is None:
+            found = self._rows[key] = [[] for _ in TABLES[table]]
+        return found
+
+    def _filled(self, e: ev.BlocksFilled, state: CacheState) -> None:
+        hashes, at, tier = unpack_hashes(e.hashes), 0, _tier(state.pools[e.pool])
+        if not e.slots:
+            self._block(e.at_ns, "stored", e.pool, tier, hashes, None)
+        for slot, count in zip(e.slots, e.counts, strict=True):
+            self._block(e.at_ns, "stored", e.pool, tier, hashes[at : at + count], slot)
+            at += count
+
+    def _evicted(self, e: ev.BlocksEvicted, state: CacheState) -> None:
+        pool = state.pools[e.pool]
+        content = [place for place in unpack_ids(e.ids) if pool.content[place] == READY]
+        self._block(e.at_ns, "evicted", e.pool, _tier(pool), map(pool.hash_of.__getitem__, content), e.for_slot)
+
+    def _ready(self, e: ev.BlocksReady, state: CacheState) -> None:
+        pool = state.pools[e.pool]
+        operation = state.operations.get(e.operation)
+        slot = None if operation is None else state.candidates[operation.candidate].slot
+        content = [place for place in unpack_ids(e.ids) if pool.content[place] == READY]
+        self._block(e.at_ns, "stored", e.pool, _tier(pool), map(pool.hash_of.__getitem__, content), slot)
+
+    def _seen(self, e: ev.BlocksSeen, state: CacheState) -> None:
+        if e.cleared:
+            self._tell(e.at_ns, _resident(state.pools))
+            return
+        pool = state.pools[e.pool]
+        keys = {*unpack_hashes(e.stored), *unpack_hashes(e.removed)}
+        now = _resident([pool], keys)
+        before = {(e.pool, _tier(pool), key) for key in keys}
+        self._tell(e.at_ns, now, Counter({block: self._known[block] for block in before if self._known[block]}))
+
+    def _compare(self, e: ev.Event, state: CacheState) -> None:
+        self._tell(e.at_ns, _resident(state.pools))
+
+    def _tell(self, at_ns: int, now: Counter[Block], before: Counter[Block] | None = None) -> None:
+        known = +self._known if before is None else before
+        for op, change in (("evicted", known - now), ("stored", now - known)):
+            for (pool, tier, key), count in change.items():
+                self._block(at_ns, op, pool, tier, [key] * count, None)
+
+    # --- lookups and copies ---
+
+    def _looked_up(self, e: ev.LookupAnswered, state: CacheState) -> None:
+        self._why[e.slot] = e.why
+
+    def _scored(self, e: ev.PrefixScored, state: CacheState) -> None:
+        slot, at = state.slots[e.slot], sum(e.hits)
+        why = self._why.get(e.slot, MissReason.UNKNOWN_AFTER_GAP)
+        missed = at < min(e.prompt_blocks, len(slot.hashes)) and why not in _NO_MISS
+        self._row("lookups", e.at_ns, (
+            e.slot, slot.request, e.prompt_blocks, *e.hits, slot.hashes[at] if missed else None,
+            e.prompt_blocks - at if missed else 0, why.label if missed else None,
+        ))
+
+    def _closed(self, e: ev.SlotClosed, state: CacheState) -> None:
+        self._why.pop(e.slot, None)
+
+    def _copied(self, transfer: Transfer) -> None:
+        began, ended = transfer.started_ns, transfer.ended_ns
+        if ended is None or transfer.promoted_ns is None:
+            return  # it was skipped, so nothing was copied
+        self._row("transfers", ended, (
+            transfer.slot, transfer.request, transfer.route.label, transfer.blocks,
+            None if began is None else began - transfer.planned_ns, None if began is None else ended - began,
+            transfer.status.label,
+        ))
+
+    def _row(self, table: str, at_ns: int, values: Sequence[Any]) -> None:
+        columns = self._columns(table, at_ns)
+        for column, value in zip(columns, (self._seq, self._anchor_ns + at_ns, *values), strict=True):
+            column.append(value)
+
+
+class _Copies(Lives):
+    """Lives that hand over each transfer that ends."""
+
+    def __init__(self, take: Callable[[Transfer], None]) -> None:
+        super().__init__()
+        self._take = take
+
+    def transfer_ended(self, transfer: Transfer) -> None:
+        """Called with each transfer that ends."""
+        self._take(transfer)
+
+
+def _tier(pool: PoolFacts) -> str:
+    return pool.info.tier.label
+
+
+def _resident(pools: Iterable[PoolFacts], keys: Iterable[int] | None = None) -> Counter[Block]:
+    """How many places of each pool hold each block, or each of ``keys``."""
+    found: Counter[Block] = Counter()
+    for pool in pools:
+        for key in pool.by_hash if keys is None else keys:
+            count = sum(pool.content[place] == READY for place in pool.places_of(key))
+            if count:
+                found[pool.info.pool, _tier(pool), key] = count
+    return found
+
+
+def add(
+    evidence: Evidence, lake: Path, engine: str, incarnation: str, anchor_ns: int, progress: Progress | None = None
+) -> Added:
+    """Add the rows of a run. Raises ``UsageError`` when pyarrow is missing, and as ``walk`` and ``OSError`` do."""
+    arrow: Any = need("pyarrow", "lake", "pyarrow", "lake add")
+    parquet: Any = need("pyarrow.parquet", "lake", "pyarrow", "lake add")
+    counts = dict.fromkeys(TABLES, 0)
+    sizes: list[int] = []
+
+    def write(table: str, chunk: int, day: int, columns: list[list[Any]]) -> None:
+        schema = _schema(arrow, table)
+        when = date.fromordinal(EPOCH_DAY + day).isoformat()
+        place = lake / table / f"day={when}" / f"engine={quote(engine, safe='')}"
+        place.mkdir(parents=True, exist_ok=True)
+        path = place / f"{incarnation}-{chunk:08}.parquet"
+        draft = path.with_suffix(f".{os.getpid()}.tmp")
+        arrays = [arrow.array(column, type=field.type) for column, field in zip(columns, schema, strict=True)]
+        try:
+            parquet.write_table(arrow.Table.from_arrays(arrays, schema=schema), str(draft), compression="zstd")
+            draft.replace(path)
+        finally:
+            draft.unlink(missing_ok=True)
+        counts[table] += len(columns[0])
+        sizes.append(path.stat().st_size)
+
+    walk(evidence, [LakeRows(anchor_ns, write)], progress=progress, what="add")
+    return Added(evidence.name, engine, counts, len(sizes), sum(sizes))
+
+
+def _schema(arrow: Any, table: str) -> Any:
+    kinds = {"hash": arrow.uint64(), "miss_hash": arrow.uint64()}
+    kinds |= dict.fromkeys(("op", "tier", "request", "why", "route", "status"), arrow.string())
+    return arrow.schema([arrow.field(name, kinds.get(name, arrow.int64())) for name in TABLES[table]])

@@ -1,0 +1,85 @@
+"""Questions to a lake, as SQL over its tables.
+
+Law of this file: a question only reads, and names each of its figures.
+"""
+
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from kvbm_console.core.errors import UsageError
+from kvbm_console.extras import need
+
+TABLES: Final[dict[str, tuple[str, ...]]] = {
+    "blocks": ("seq", "at_ns", "op", "tier", "hash", "slot"),
+    "lookups": ("seq", "at_ns", "slot", "request", "prompt_blocks", "g1", "g2", "g3", "g4", "miss_hash",
+                "missed_blocks", "why"),
+    "transfers": ("seq", "at_ns", "slot", "request", "route", "blocks", "queue_ns", "wire_ns", "status"),
+}
+"""Table to its columns. Times are the wall's, in nanoseconds since 1970; a hash is a number of 64 bits."""
+QUESTIONS: Final[dict[str, str]] = {
+    "hit-rate": """
+        select engine, sum(prompt_blocks) as prompt_blocks, sum(g1) as g1, sum(g2) as g2, sum(g3) as g3, sum(g4) as g4,
+               round(100.0 * sum(g1 + g2 + g3 + g4) / sum(prompt_blocks), 2) as hit_percent
+        from lookups group by rollup (engine) order by engine nulls first""",
+    "top-misses": """
+        select printf('%016x', miss_hash) as hash, sum(missed_blocks) as missed_blocks, count(*) as requests,
+               count(distinct engine) as engines, mode(why) as why
+        from lookups where miss_hash is not null
+        group by miss_hash order by missed_blocks desc, hash limit 20""",
+    "evict-then-miss": """
+        with missed as (select engine, at_ns, miss_hash as hash, missed_blocks from lookups
+                        where miss_hash is not null),
+             gone as (select engine, at_ns, hash, tier from blocks
+                      where op = 'evicted' and hash in (select hash from missed)),
+             pairs as (select missed.engine, gone.tier, missed.missed_blocks, missed.at_ns - gone.at_ns as age_ns
+                       from missed asof join gone
+                       on missed.engine = gone.engine and missed.hash = gone.hash and missed.at_ns >= gone.at_ns)
+        select engine, tier, count(*) as misses, sum(missed_blocks) as missed_blocks,
+               round(median(age_ns) / 1e9, 3) as median_age_s
+        from pairs group by engine, tier order by missed_blocks desc, engine, tier""",
+    "waste": """
+        with stored as (select engine, tier, count(*) as blocks from blocks
+                        where op = 'stored' and tier <> 'g1' group by all),
+             loaded as (select engine, lower(left(route, 2)) as tier, sum(blocks) as blocks from transfers
+                        where status = 'completed' and left(route, 2) > right(route, 2) group by all)
+        select engine, tier, stored.blocks as stored_blocks, coalesce(loaded.blocks, 0)::bigint as loaded_blocks,
+               round(100.0 * coalesce(loaded.blocks, 0) / stored.blocks, 2) as loaded_percent
+        from stored left join loaded using (engine, tier) order by engine, tier""",
+    "copies": """
+        select route, count(*) as copies, sum(blocks) as blocks,
+               round(quantile_cont(queue_ns, 0.99) / 1e6, 3) as queue_p99_ms,
+               round(quantile_cont(wire_ns, 0.99) / 1e6, 3) as wire_p99_ms
+        from transfers where wire_ns is not null group by route order by blocks desc, route""",
+    "who-has": """
+        select engine, tier, sum(if(op = 'stored', 1, -1)) as places from blocks
+        where hash = $hash group by engine, tier having places > 0 order by engine, tier""",
+}
+"""Question to its SQL over the tables of a lake."""
+
+
+class LakeAnswer(msgspec.Struct, frozen=True):
+    """The answer to a question: a name for each column, and the rows."""
+
+    question: str
+    columns: list[str]
+    rows: list[list[Any]]
+
+
+def ask(lake: Path, question: str, block: int | None = None) -> LakeAnswer:
+    """Ask a lake one of ``QUESTIONS``. Raises ``UsageError`` when duckdb is missing, or the lake has no rows."""
+    duckdb: Any = need("duckdb", "lake", "DuckDB", "lake ask")
+    connection = duckdb.connect()
+    for table in TABLES:
+        files = lake / table
+        if not any(files.glob("day=*/engine=*/*.parquet")):
+            raise UsageError(f"{lake} holds no {table}; kvbm-console lake add RUN --lake {lake} adds a recording")
+        place = str(files).replace("'", "''")
+        connection.execute(
+            f"create view {table} as select * from read_parquet('{place}/*/*/*.parquet', hive_partitioning = true, "
+            "hive_types = {'day': date, 'engine': varchar})"
+        )
+    result = connection.execute(QUESTIONS[question], {"hash": block} if "$hash" in QUESTIONS[question] else None)
+    columns = [column[0] for column in result.description]
+    return LakeAnswer(question, columns, [list(row) for row in result.fetchall()])

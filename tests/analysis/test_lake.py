@@ -1,0 +1,141 @@
+"""The lake against the facts and against answers that are computed from the events without SQL.
+
+Law of this file: stored less evicted rows are the places that hold a block, a file is whole, and adding again changes
+nothing.
+"""
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pytest
+from click.testing import CliRunner
+
+from kvbm_console.analysis import lake
+from kvbm_console.analysis.lake_questions import ask
+from kvbm_console.analysis.requests import Requests
+from kvbm_console.analysis.walk import evidence_of, walk
+from kvbm_console.cli.main import cli
+from kvbm_console.core.tiers import READY
+from kvbm_console.recording.reader import Recording
+
+RECORDINGS = Path(__file__).resolve().parents[2] / "recordings"
+RUN = RECORDINGS / "screens" / "run.mcap"
+TAPES = sorted(RECORDINGS.rglob("*.mcap"))
+
+
+def add(path: Path, place: Path, engine: str) -> lake.Added:
+    recording = Recording.open(path)
+    return lake.add(evidence_of(recording), place, engine, recording.incarnation, recording.clock_anchor_ns)
+
+
+def rows(place: Path, sql: str) -> list[Any]:
+    return duckdb.sql(sql.format(**{table: f"'{place}/{table}/*/*/*.parquet'" for table in lake.TABLES})).fetchall()
+
+
+def contents(place: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(place)): path.read_bytes() for path in place.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("path", TAPES, ids=lambda path: str(path.relative_to(RECORDINGS)))
+def test_stored_less_evicted_is_what_is_there(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lake, "CHUNK_EVENTS", 500)
+    made = add(path, tmp_path, "engine")
+    state = walk(evidence_of(Recording.open(path)), [])
+    if state is None or not made.rows["blocks"]:
+        return  # it ends in a gap, or has no block
+    there: Counter[tuple[str, int]] = Counter()
+    for pool in state.pools:
+        for place, content in enumerate(pool.content):
+            if content == READY:
+                there[pool.info.tier.label, pool.hash_of[place]] += 1
+    told = rows(tmp_path, "select tier, hash, sum(if(op = 'stored', 1, -1)) from {blocks} group by all")
+    assert {(tier, key): places for tier, key, places in told if places} == dict(there)
+    recording = Recording.open(path)
+    seqs = rows(tmp_path, "select min(seq), max(seq) from {blocks}")[0]
+    assert recording.first_seq <= seqs[0] <= seqs[1] <= recording.last_seq + 1
+
+
+def test_adding_again_changes_nothing_and_no_draft_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lake, "CHUNK_EVENTS", 3_000)
+    first = add(RUN, tmp_path, "prod/1")
+    before = contents(tmp_path)
+    assert first.files == len(before) > 6
+    assert {Path(name).parts[2] for name in before} == {"engine=prod%2F1"}
+    assert add(RUN, tmp_path, "prod/1") == first
+    assert contents(tmp_path) == before
+    whole = tmp_path / "whole"
+    monkeypatch.setattr(lake, "CHUNK_EVENTS", 10**9)
+    assert add(RUN, whole, "prod/1").rows == first.rows
+    for table in lake.TABLES:
+        one, other = (rows(place, f"select * from {{{table}}} order by all") for place in (tmp_path, whole))
+        assert [row[: len(lake.TABLES[table])] for row in one] == [row[: len(lake.TABLES[table])] for row in other]
+
+
+def test_a_failed_write_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import pyarrow.parquet
+
+    def fails(table: object, path: str, **_: object) -> None:
+        Path(path).write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(pyarrow.parquet, "write_table", fails)
+    with pytest.raises(OSError, match="No space"):
+        add(RUN, tmp_path, "engine")
+    assert not contents(tmp_path)
+
+
+def test_the_questions_are_answered_as_the_events_say(tmp_path: Path) -> None:
+    for engine in ("a", "b"):
+        add(RUN, tmp_path, engine)
+    requests = Requests()
+    walk(evidence_of(Recording.open(RUN)), [requests])
+    prompt = sum(each.scored_blocks for each in requests.all)
+    found = {row[0]: row for row in ask(tmp_path, "hit-rate").rows}
+    looked = rows(tmp_path, "select engine, sum(prompt_blocks), sum(g1 + g2 + g3 + g4) from {lookups} group by engine")
+    assert {engine: (blocks, hits) for engine, blocks, hits in looked} == {
+        engine: (row[1], sum(row[2:6])) for engine, row in found.items() if engine is not None
+    }
+    assert found["a"][1] == prompt
+    assert found[None][1] == 2 * prompt
+    missed: Counter[int] = Counter()
+    gone: dict[tuple[str, int], list[tuple[int, str]]] = {}
+    for engine, at_ns, key, tier in rows(
+        tmp_path, "select engine, at_ns, hash, tier from {blocks} where op = 'evicted' order by at_ns"
+    ):
+        gone.setdefault((engine, key), []).append((at_ns, tier))
+    after: Counter[tuple[str, str]] = Counter()
+    for engine, at_ns, key, blocks in rows(
+        tmp_path, "select engine, at_ns, miss_hash, missed_blocks from {lookups} where miss_hash is not null"
+    ):
+        missed[key] += blocks
+        before = [tier for gone_ns, tier in gone.get((engine, key), ()) if gone_ns <= at_ns]
+        if before:
+            after[engine, before[-1]] += blocks
+    top = ask(tmp_path, "top-misses").rows
+    assert [row[1] for row in top] == sorted(missed.values(), reverse=True)[:20]
+    assert all(missed[int(row[0], 16)] == row[1] and row[3] == 2 for row in top)
+    assert {(row[0], row[1]): row[3] for row in ask(tmp_path, "evict-then-miss").rows} == dict(after)
+    totals = walk(evidence_of(Recording.open(RUN)), [])
+    assert totals is not None
+    copies = {row[0]: row[2] for row in ask(tmp_path, "copies").rows}
+    assert copies == {route: 2 * blocks for route, blocks in totals.totals.moved_blocks.items() if blocks}
+    pool = next(pool for pool in totals.pools if pool.info.tier.label == "g3")
+    key = next(iter(pool.by_hash))
+    assert [row[:2] for row in ask(tmp_path, "who-has", key).rows if row[1] == "g3"] == [["a", "g3"], ["b", "g3"]]
+
+
+@pytest.mark.parametrize(("arguments", "sentence"), [
+    (["ask", "EMPTY", "hit-rate"], "holds no blocks; kvbm-console lake add RUN"),
+    (["ask", "EMPTY", "who-has"], "--hash goes with who-has, and who-has needs it"),
+    (["ask", "EMPTY", "waste", "--hash", "00"], "--hash goes with who-has"),
+    (["ask", "EMPTY", "who-has", "--hash", "xyz"], "--hash must be 16 hexadecimal digits, got 'xyz'"),
+    (["add", str(RUN), str(RUN), "--lake", "x", "--engine", "a"], "--engine names one engine, and there are 2"),
+])
+def test_a_mistake_is_one_sentence(arguments: list[str], sentence: str, tmp_path: Path) -> None:
+    words = [str(tmp_path) if word == "EMPTY" else word for word in arguments]
+    done = CliRunner().invoke(cli, ["lake", *words], prog_name="kvbm-console")
+    assert done.exit_code == 2
+    assert sentence in done.stderr
+    assert "Traceback" not in done.stderr

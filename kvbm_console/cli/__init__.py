@@ -37,6 +37,7 @@ COMMANDS: Final[dict[str, str]] = {
     "compare": "kvbm_console.cli.compare:compare",
     "plan": "kvbm_console.cli.plan:plan",
     "calibrate": "kvbm_console.cli.calibrate:calibrate",
+    "bench": "kvbm_console.cli.bench:bench",
     "why": "kvbm_console.cli.why:why",
     "doctor": "kvbm_console.cli.doctor:doctor",
     "conform": "kvbm_console.cli.conform:conform",

@@ -7,6 +7,7 @@ and only to a terminal.
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, get_args
 
 import click
@@ -31,6 +32,7 @@ from kvbm_console.planning.options import (
     parse_size,
 )
 from kvbm_console.simulator.config import EngineConfig
+from kvbm_console.simulator.link_settings import LinkSetting, read_links
 
 if TYPE_CHECKING:
     from kvbm_console.simulator.workloads import Workload
@@ -97,6 +99,37 @@ engine_options = options(
                       f"[default: {_ENGINE.max_waiting}]"),
 )
 """The step model and the limits of an iteration of the simulated engine."""
+class LinkParam(click.ParamType):  # type: ignore[type-arg]
+    """``disk-read=3GB/s,100us``: a ``LinkSetting``."""
+
+    name = "link"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> LinkSetting:
+        """The setting; refuses what has no such form."""
+        try:
+            return value if isinstance(value, LinkSetting) else LinkSetting.parse(str(value))
+        except UsageError as error:
+            self.fail(str(error), param, ctx)
+
+
+class LinksFile(click.Path):
+    """A file of ``bench links``: its settings."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The settings; refuses a file that has none."""
+        try:
+            return value if isinstance(value, tuple) else read_links(Path(value))
+        except UsageError as error:
+            self.fail(str(error), param, ctx)
+
+
+link_options = options(
+    click.option("--links", type=LinksFile(), metavar="FILE",
+                 help="Links as bench links has measured them; other links are as PCIe, a disk and a network have."),
+    click.option("--link", multiple=True, type=LinkParam(), metavar="NAME=RATE[,TIME]",
+                 help="A link, for example pcie=25GB/s,20us, disk-read=3GB/s or G3>G1=1GB/s; again for others."),
+)
+"""Links by name, for machines whose links differ."""
 cache_options = options(
     click.option("--total-kv-blocks", "--g1-blocks", "total_kv_blocks", type=int, metavar="N",
                  help="Capacity of the device; with --cache-only of the pool.  [default: that of the workload]"),
@@ -117,6 +150,7 @@ cache_options = options(
                  help="Tokens per microsecond and link.  [default: 100, in serve and demo as PCIe and a disk have]"),
     click.option("--kv-transfer-base-latency", type=float, metavar="US",
                  help="Microseconds before a copy begins.  [default: 0, in serve and demo 20 and for the disk 100]"),
+    link_options,
     click.option("--transfers", type=click.Choice(get_args(Transfers)),
                  help="Loads run beside the engine, or lengthen the step that asked for them.  [default: async]"),
     click.option("--policy", metavar="NAME",
@@ -152,6 +186,11 @@ def cache_settings(flags: Mapping[str, Any]) -> dict[str, Any]:
     rule = {name: settings.pop(name) for name in POLICY_FLAGS if name in settings}
     if rule:
         settings["policy"] = policy_config(rule.pop("policy", None), rule.pop("preset", None), **rule)
+    link = (*settings.pop("links", ()), *settings.pop("link", ()))
+    if link:
+        for flag in sorted(LINK_FLAGS & settings.keys()):
+            raise UsageError(f"--link and --{flag.replace('_', '-')} set the same links, got both")
+        settings["link"] = link
     if "kv_geometry" in settings:
         settings["kv_geometry"] = Geometry.parse(settings["kv_geometry"])
     if "kv_cpu_size" in settings:
@@ -194,13 +233,13 @@ ENGINE_FLAGS: Final[tuple[str, ...]] = (
 """The parameters that ``engine_options`` adds to a command."""
 CACHE_FLAGS: Final[tuple[str, ...]] = (
     "total_kv_blocks", "block_size", "kv_cpu_blocks", "kv_disk_blocks", "kv_cpu_size", "kv_geometry",
-    "kv_offload_threshold", "offload_preset", "kv_transfer_bandwidth", "kv_transfer_base_latency", "transfers",
-    *POLICY_FLAGS, "prefetch", "prefetch_stop", "prefetch_timeout_s", "thrash_window", *ENGINE_FLAGS,
+    "kv_offload_threshold", "offload_preset", "kv_transfer_bandwidth", "kv_transfer_base_latency", "links", "link",
+    "transfers", *POLICY_FLAGS, "prefetch", "prefetch_stop", "prefetch_timeout_s", "thrash_window", *ENGINE_FLAGS,
 )
 """The parameters that ``cache_options`` adds to a command."""
 
 
-LINK_FLAGS: Final = frozenset({"kv_transfer_bandwidth", "kv_transfer_base_latency"})
+LINK_FLAGS: Final = frozenset({"kv_transfer_bandwidth", "kv_transfer_base_latency", "link"})
 """The parameters that set the links."""
 
 

@@ -18,6 +18,7 @@ from kvbm_console.cli.cache_options import (
     ENGINE_FLAGS,
     device_blocks,
     engine_options,
+    link_options,
     offload_preset_option,
     offload_settings,
     policy_config,
@@ -37,6 +38,7 @@ from kvbm_console.planning.options import BLOCKS_MAX, OFFLOAD_THRESHOLD, Simulat
 
 if TYPE_CHECKING:
     from kvbm_console.planning.compare import Cell, Setting
+    from kvbm_console.simulator.link_settings import LinkSetting
 
 SCHEMA: Final = "kvbm-console.compare/1"
 BELADY: Final = "belady"
@@ -87,6 +89,7 @@ class Numbers(click.ParamType):  # type: ignore[type-arg]
 @click.option("--cache-only", is_flag=True, help="Leave the engine out: one pool, in the trace's own blocks.")
 @policy_options
 @engine_options
+@link_options
 @click.option("--workers", type=click.IntRange(1, 1024), metavar="N", help="Processes.  [default: as many as cores]")
 @click.option("--plot", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
               help="Draw hit rate against capacity as .svg or .png; needs the extra 'plot'.")
@@ -98,6 +101,7 @@ def compare(
     total_kv_blocks: tuple[int, ...] | None, kv_cpu_blocks: tuple[int, ...] | None, kv_disk_blocks: int | None,
     block_size: int | None,
     kv_offload_threshold: float | None, offload_preset: str | None, cache_only: bool, workers: int | None,
+    links: "tuple[LinkSetting, ...] | None", link: "tuple[LinkSetting, ...]",
     plot: Path | None, per_request: tuple[str, str] | None, form: str, **parameters: Any,
 ) -> int:
     """Run policies and capacities side by side on one trace, next to belady, which knows the future.
@@ -110,9 +114,10 @@ def compare(
     from kvbm_console.planning.compare import grid, run_grid
 
     named = require_trace(trace)
-    recorded = recorded_fields(named, {})
+    own = {"link": (*(links or ()), *link)} if links or link else {}
+    recorded = recorded_fields(named, own)
     engine = {name: parameters.pop(name) for name in ENGINE_FLAGS}
-    said = engine | {"block_size": block_size, "kv_disk_blocks": kv_disk_blocks}
+    said = engine | own | {"block_size": block_size, "kv_disk_blocks": kv_disk_blocks}
     fields = {"total_kv_blocks": 1, **recorded} | {name: value for name, value in said.items() if value is not None}
     options = SimulateOptions(**fields | {
         "trace": named, "limit": limit, "seed": seed, "policy": policy_config(None, None, **parameters),
@@ -193,8 +198,24 @@ def _print(
                     "below optimum" if cache_only else "to reference", "gap closed", "ttft ms", "thrash")
         shown = [_text_row(row, cache_only) for row in rows]
         click.echo("\n".join(table(headings, shown, right=(0, 1, 3, 4, 6, 7, 8, 9))))
+        for line in slower_with_a_tier(rows):
+            click.echo(line)
         if pair is not None and requests is not None:
             click.echo("\n" + "\n".join(_requests_table(pair, requests)))
+
+
+def slower_with_a_tier(rows: list[dict[str, Any]]) -> list[str]:
+    """A sentence for each setting with a host tier whose first tokens come later than without it."""
+    bare = {(row["total_kv_blocks"], row["policy"]): row["ttft_ms_mean"] for row in rows if not row["kv_cpu_blocks"]}
+    lines = []
+    for row in rows:
+        without = bare.get((row["total_kv_blocks"], row["policy"]))
+        if row["kv_cpu_blocks"] and None not in (without, row["ttft_ms_mean"]) and row["ttft_ms_mean"] > without:
+            lines.append(
+                f"{row['policy']} with {row['total_kv_blocks']:,} device and {row['kv_cpu_blocks']:,} host blocks is "
+                f"slower than without a host tier: mean ttft {row['ttft_ms_mean']:,.1f} ms, {without:,.1f} ms without"
+            )
+    return lines
 
 
 def _csv(rows: list[dict[str, Any]]) -> str:

@@ -606,6 +606,7 @@ def documents() -> dict[str, Any]:
     from kvbm_console.engines.dynamo import DynamoImported
     from kvbm_console.engines.witness import WitnessReport
     from kvbm_console.planning.calibrate import Calibration
+    from kvbm_console.planning.links import LinkBench
     from kvbm_console.planning.plan import MachinePlan
     from kvbm_console.planning.what_if import Counterfactual
     from kvbm_console.recording.info import RecordingInfo
@@ -625,7 +626,8 @@ def documents() -> dict[str, Any]:
         "rec cut": Made, "rec merge": Made, "rec info": RecordingInfo, "rec verify": VerifyReport,
         "rec recover": list[RecoveredRow], "rec index": list[Indexed], "rec diff": Difference, "rec export": Exported,
         "rec import dynamo": DynamoImported, "rec import kv-events": Imported, "rec capture": list[Captured],
-        "compare": Comparison, "plan": MachinePlan, "calibrate": Calibration, "why": Explanation | Counterfactual,
+        "compare": Comparison, "plan": MachinePlan, "calibrate": Calibration, "bench links": LinkBench,
+        "why": Explanation | Counterfactual,
         "doctor": Doctor | list[WitnessReport],
         "conform": list[Conformance], "explore vllm": Exploration, "explore leader": Exploration,
         "config show": Configuration, "case": list[RecordedCase], "lake add": list[Added], "lake ask": LakeAnswer,

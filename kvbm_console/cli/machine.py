@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kvbm_console.cli.cache_options import CACHE_FLAGS, ENGINE_FLAGS, cache_options, cache_settings, sized
+from kvbm_console.cli.cache_options import CACHE_FLAGS, ENGINE_FLAGS, LINK_FLAGS, cache_options, cache_settings, sized
 from kvbm_console.cli.output import duration, program_version
 from kvbm_console.cli.params import Speed, options
 from kvbm_console.core.errors import UsageError
@@ -98,8 +98,7 @@ def _links(cache: CacheOptions, said: dict[str, Any]) -> "Sequence[LinkSpec]":
     """Links of a real machine, unless flags set bandwidth or latency: then those of ``simulate``."""
     from kvbm_console.simulator.link import DEFAULT_LINKS
 
-    named = "kv_transfer_bandwidth" in said or "kv_transfer_base_latency" in said
-    return cache.links() if named else DEFAULT_LINKS
+    return cache.links() if LINK_FLAGS & said.keys() else DEFAULT_LINKS
 
 
 def _only_with_workload(flags: dict[str, object]) -> None:

@@ -16,6 +16,7 @@ from kvbm_console.core.eviction.policy import DEFAULT_POLICY, PolicyConfig
 from kvbm_console.core.ids import Route
 from kvbm_console.simulator.config import EngineConfig
 from kvbm_console.simulator.link import LinkSpec
+from kvbm_console.simulator.link_settings import LinkSetting, links_of
 from kvbm_console.simulator.machine import SimulatedMachine
 
 Transfers = Literal["async", "sync"]
@@ -126,6 +127,8 @@ class CacheOptions(msgspec.Struct, frozen=True, kw_only=True):
     kv_transfer_bandwidth: float = 100.0
     """Tokens per tick: 100 are 10^8 tokens a second."""
     kv_transfer_base_latency: float = 0.0
+    link: tuple[LinkSetting, ...] = ()
+    """Links of their own, upon those of a real machine; then the two fields above do not count."""
     transfers: Transfers = "async"
     policy: PolicyConfig = PolicyConfig(policy=DEFAULT_POLICY)
     prefetch: Prefetch = "chain"
@@ -196,7 +199,9 @@ class CacheOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     def links(self) -> tuple[LinkSpec, ...]:
         """A queue for each direction of host and disk, all with the bandwidth and base latency of the flags; else the
-        links of the recorded machine."""
+        links of the recorded machine. With ``link`` those of a real machine, so changed."""
+        if self.link:
+            return links_of(self.link)
         if self.machine is not None and self.machine.links:
             return self.machine.links
         bytes_per_s = self.kv_transfer_bandwidth * self.kv_geometry.token_bytes * (10**9 / TICK_NS)

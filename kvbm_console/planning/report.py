@@ -108,7 +108,8 @@ INNER: Final[dict[str, dict[str, str]]] = {
         "kv_offload_threshold": "--kv-offload-threshold",
         "kv_offload_law": "order: what is evicted next is kept safe; total with --offload-preset original",
         "kv_transfer_bandwidth": "--kv-transfer-bandwidth",
-        "kv_transfer_base_latency": "--kv-transfer-base-latency", "transfers": "--transfers",
+        "kv_transfer_base_latency": "--kv-transfer-base-latency",
+        "links": "--link and --links, in place of the two before", "transfers": "--transfers",
         "thrash_window_s": f"--thrash-window, else {THRASH_STEPS} steps of the engine",
         "prefetch": "--prefetch, none without both lower tiers",
         "prefetch_stop": "--prefetch-stop, where it is not best_effort",
@@ -255,8 +256,10 @@ def settings_of(options: SimulateOptions) -> dict[str, Any]:
         settings |= {
             "kv_cpu_blocks": options.kv_cpu_blocks, "kv_disk_blocks": options.kv_disk_blocks,
             "kv_offload_threshold": options.kv_offload_threshold, "kv_offload_law": options.kv_offload_law,
-            "kv_transfer_bandwidth": options.kv_transfer_bandwidth,
-            "kv_transfer_base_latency": options.kv_transfer_base_latency, "transfers": options.transfers,
+            **({"links": [setting.text for setting in options.link]} if options.link else {
+                "kv_transfer_bandwidth": options.kv_transfer_bandwidth,
+                "kv_transfer_base_latency": options.kv_transfer_base_latency,
+            }), "transfers": options.transfers,
             "thrash_window_s": options.thrash_window_ns / SECOND_NS,
             "prefetch": options.prefetch if options.prefetches else "none",
         }

@@ -44,6 +44,8 @@ CACHE: Final[list[tuple[str, Any, str]]] = [
     ("kv-transfer-bandwidth", "nan", "from 0.000000001 to"), ("kv-transfer-bandwidth", "inf", "to 1000000000000"),
     ("kv-transfer-base-latency", -1, "from 0 to 1000000000"), ("kv-transfer-base-latency", "inf", "from 0 to"),
     ("kv-transfer-base-latency", "nan", "from 0 to 1000000000"),
+    ("links", "/nowhere", "a file that can be read"), ("link", "dsk=3GB/s", "one of pcie, disk, net"),
+    ("link", "disk=3", "NAME=BANDWIDTH[,LATENCY]"),
     ("transfers", "later", "'async', 'sync'"),
     ("policy", "fifo", "one of simple_lru"),
     ("preset", "fast", "'chat', 'document', 'batch'"),
@@ -122,7 +124,8 @@ def test_a_bad_key_is_one_sentence_that_names_file_and_section(
 ) -> None:
     path = tmp_path / "config.toml"
     numeric = isinstance(value, float | int) or value in ("nan", "inf")
-    path.write_text(f"[{command}]\n{flag} = {value if numeric else repr(str(value))}\n")
+    text = str(value) if numeric else repr(str(value))
+    path.write_text(f"[{command}]\n{flag} = {f'[{text}]' if flag == 'link' else text}\n")
     with pytest.raises(UsageError) as caught:
         read(path)
     said = str(caught.value)

@@ -92,6 +92,15 @@ def test_the_same_flags_make_the_same_cache(told: list[Any]) -> None:
     assert served.config.thrash_window_ns == 250 * 7_000_000
 
 
+def test_links_by_name_are_the_same_everywhere(told: list[Any]) -> None:
+    words = ("--link", "pcie=9GB/s", "--link", "disk-read=800MB/s,50us")
+    simulated = options_of(told, "simulate", "--trace", WORKLOAD, *words)
+    served = options_of(told, "serve", "--workload", WORKLOAD, *words)
+    rates = {link.name: link.bytes_per_s for link in served.links}
+    assert tuple(served.links) == simulated.links()
+    assert (rates["pcie-up"], rates["disk-read"], rates["disk-write"]) == (9e9, 8e8, 3e9)
+
+
 def test_the_configuration_file_says_it_as_well(
     told: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -43,7 +43,7 @@ FILES: Final[dict[str, str]] = {
     "compare": f"--trace {CHATS} --total-kv-blocks 40 --workers 1 --policies simple_lru,lfu,belady "
                "--per-request simple_lru lfu",
     "plan": "multiturn:requests=64,sessions=8 --total-kv-blocks 200 --workers 1 --target-hit 99% --check",
-    "calibrate": f"{TAPES}/local-only.mcap",
+    "calibrate": f"{TAPES}/local-only.mcap", "bench links": "--for 200ms",
     "explore leader": "--seeds 0:2 --profile press --workers 1 --fault swapped-blocks --out found-leader",
     "explore vllm": f"--python {ROOT}/tests/explore/fake_engine.py --seeds 0:4 --profile press --workers 1 --out found",
     "why": f"chat-0.0 {TAPE}", "doctor": f"{TAPES}/stuck-slot.mcap",

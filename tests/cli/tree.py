@@ -10,7 +10,7 @@ import click
 from kvbm_console.cli.main import cli
 
 LOCAL: Final = frozenset({
-    ("demo",), ("serve",), ("replay",), ("simulate",), ("compare",), ("plan",), ("calibrate",),
+    ("demo",), ("serve",), ("replay",), ("simulate",), ("compare",), ("plan",), ("calibrate",), ("bench", "links"),
     ("conform",), ("explore", "vllm"), ("explore", "leader"),
     ("config", "init"), ("config", "show"), ("case",), ("dap",),
     ("break", "test"), ("rec", "info"), ("rec", "verify"), ("rec", "recover"), ("rec", "index"), ("rec", "cut"),

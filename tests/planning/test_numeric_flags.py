@@ -84,6 +84,7 @@ ELSEWHERE: dict[str, dict[str, str]] = {
 """Flags that must not change the report (how many look, how many work, how fast), or shape files and no report."""
 WORDS = {
     "trace", "workload", "engines", "metrics", "otlp", "listen", "name", "policy", "policies", "presets", "per_request",
+    "link",
 }
 """Flags that take words."""
 REPEATED = {

@@ -1,0 +1,130 @@
+"""Links by name, and their measurement."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvbm_console.cli.main import cli
+from kvbm_console.core.errors import UsageError
+from kvbm_console.core.ids import Route
+from kvbm_console.planning import linkbench
+from kvbm_console.planning.links import LinkBench, LinkTime, file_of, fitted, measure_links
+from kvbm_console.planning.options import SimulateOptions
+from kvbm_console.planning.run import simulate
+from kvbm_console.simulator.link import DEFAULT_LINKS
+from kvbm_console.simulator.link_settings import LinkSetting, links_of, read_links
+
+CHATS = "multiturn:requests=60,sessions=8"
+
+
+def told(kind: str, base_ns: int, bytes_per_s: float, *, odd: float = 1.0) -> list[LinkTime]:
+    """Times of a perfect link, but for the smallest size."""
+    return [
+        LinkTime(kind, 4, size, round((base_ns + size * 1e9 / bytes_per_s) * (odd if at == 0 else 1)), 1, 1, True)
+        for at, size in enumerate(linkbench.SIZES)
+    ]
+
+
+@given(base_ns=st.integers(0, 2_000_000), rate=st.floats(1e7, 1e11))
+def test_a_fit_finds_the_numbers_of_a_link(base_ns: int, rate: float) -> None:
+    (link,) = fitted(told("disk-read", base_ns, rate))
+    assert link.error < 0.02
+    copy_ns = 2 * 2**20 * 1e9 / rate + base_ns
+    assert abs(link.base_latency_ns + 2 * 2**20 * 1e9 / link.bytes_per_s - copy_ns) <= 0.02 * copy_ns
+
+
+def test_a_file_of_fits_becomes_the_links_of_a_machine(tmp_path: Path) -> None:
+    rows = [*told("memcpy", 1_000, 16e9), *told("disk-read", 42_000, 970e6), *told("disk-write", 32_000, 2.17e9)]
+    path = tmp_path / "links.toml"
+    path.write_text(file_of(LinkBench(fitted(rows), rows)))
+    links = {link.name: link for link in links_of(read_links(path))}
+    read = links["disk-read"]
+    assert (round(read.base_latency_ns, -3), round(read.bytes_per_s, -6)) == (42_000, 970e6)
+    assert read.routes == (Route.G3_G2, Route.G3_G1)
+    assert abs(read.copy_ns(2 * 2**20) / (42_000 + 2 * 2**20 / 0.97) - 1) < 0.01
+    assert links["pcie-up"] == next(link for link in DEFAULT_LINKS if link.name == "pcie-up")
+
+
+def test_a_fit_that_is_wrong_by_half_is_not_written() -> None:
+    rows = told("disk-read", 10_000, 1e9, odd=9.0)
+    with pytest.raises(UsageError, match="that of disk-read is off by"):
+        file_of(LinkBench(fitted(rows), rows))
+
+
+@pytest.mark.parametrize(("texts", "changed"), [
+    (["pcie=50GB/s"], {"pcie-down": (20_000, 50e9), "pcie-up": (20_000, 50e9)}),
+    (["disk-read=1GiB/s,1ms", "disk-read=2GB/s"], {"disk-read": (1_000_000, 2e9)}),
+    (["G3>G1=1GB/s,5us"], {"G3>G1": (5_000, 1e9)}),
+])
+def test_a_setting_changes_its_links_alone(texts: list[str], changed: dict[str, tuple[int, float]]) -> None:
+    links = links_of(map(LinkSetting.parse, texts))
+    usual = {link.name: (link.base_latency_ns, link.bytes_per_s) for link in DEFAULT_LINKS}
+    assert {link.name: (link.base_latency_ns, link.bytes_per_s) for link in links} == usual | changed
+    routes = [route for link in links for route in link.routes]
+    assert sorted(routes) == sorted(route for link in DEFAULT_LINKS for route in link.routes), "each route has one link"
+
+
+@pytest.mark.parametrize(("words", "sentence"), [
+    ("--link dsk=3GB/s", "must name one of pcie, disk, net"),
+    ("--link disk=3", "must be NAME=BANDWIDTH"),
+    ("--link disk=3GB/s,20", "must be NAME=BANDWIDTH"),
+    ("--link disk=0GB/s", "must have a bandwidth above 0"),
+    ("--link disk=3GB/s --kv-transfer-bandwidth 3", "--link and --kv-transfer-bandwidth set the same links"),
+    ("--links nowhere", "must name a file that can be read, got 'nowhere'"),
+    ("--links odd", "must name a file of bench links, got 'odd'"),
+])
+def test_a_mistake_is_one_sentence(words: str, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "odd").write_text("[disk-read]\nspeed = 3\n")
+    done = CliRunner().invoke(cli, ["simulate", "--trace", CHATS, "--total-kv-blocks", "9", *words.split()])
+    assert done.exit_code == 2
+    assert sentence in done.output
+
+
+def test_a_slow_disk_is_slow_and_compare_says_what_a_tier_costs() -> None:
+    options = SimulateOptions(trace=CHATS, total_kv_blocks=100, kv_cpu_blocks=120, kv_disk_blocks=2_000, stats_every=0)
+    mean = {}
+    for rate in ("3GB/s", "50MB/s"):
+        link = (LinkSetting.parse(f"disk={rate}"),)
+        document = simulate(msgspec.structs.replace(options, link=link)).document
+        mean[rate] = document["ttft_ms"]["mean"]
+        assert document["settings"]["links"] == [link[0].text]
+    assert mean["50MB/s"] > 1.5 * mean["3GB/s"]
+    done = CliRunner().invoke(cli, [
+        "compare", "--trace", CHATS, "--total-kv-blocks", "100", "--kv-cpu-blocks", "0,120", "--policies", "simple_lru",
+        "--workers", "1", "--link", "pcie=100MB/s",
+    ])
+    assert "simple_lru with 100 device and 120 host blocks is slower than without a host tier" in done.output
+
+
+def test_the_machine_is_measured_and_nothing_is_left(tmp_path: Path) -> None:
+    done = measure_links(tmp_path, 0.4)
+    assert {(link.name, link.depth) for link in done.links} == {
+        ("memcpy", 1), ("disk-read", 1), ("disk-read", 4), ("disk-write", 1), ("disk-write", 4),
+    }
+    assert all(row.p90_ns >= row.p50_ns > 0 for row in done.times)
+    assert {row.size_bytes for row in done.times} == set(linkbench.SIZES)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("words", ["--disk nowhere", "--disk file", "--out file"])
+def test_a_place_that_cannot_be_measured_is_refused(
+    words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("")
+    done = CliRunner().invoke(cli, ["bench", "links", *words.split(), "--for", "100ms"])
+    assert done.exit_code == 2
+    assert done.output.startswith(f"kvbm-console: {words.split()[0]} must ")
+
+
+def test_a_disk_without_room_is_refused_with_the_number_of_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvbm_console.planning.links.ROOM_BYTES", 2**60)
+    with pytest.raises(UsageError, match=f"--disk must have room for {2**60} bytes"):
+        measure_links(tmp_path, 0.1)

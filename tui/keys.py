@@ -10,7 +10,7 @@ from kvbm_console.core.expression import complete
 from . import debugging
 from .commands import open_palette
 from .debugging import transport_key
-from .desk import BREAKS, COPY_AGAIN_NS, FINISHED, LOG, PREFIXES, SLOT, TIMELINE, WARNINGS, WHY, Desk
+from .desk import BREAKS, COPY_AGAIN_NS, FINISHED, LOG, MISSES, PREFIXES, SLOT, TIMELINE, WARNINGS, WHY, Desk
 from .draw.frame import NAMES
 from .draw.spans import Action, Line
 from .model.events import cause_of, effect_of
@@ -66,6 +66,8 @@ def _everywhere(desk: Desk, key: str) -> None:
             desk.go(PREFIXES)
         case "d":
             desk.go(FINISHED)
+        case "M":
+            desk.go(MISSES)
         case "space":
             _pause(desk)
         case "[" | "]":

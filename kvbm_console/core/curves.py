@@ -284,19 +284,34 @@ class SampledCurve:
         """Share of all keys that the sample follows."""
         return 2.0**-self._halvings
 
-    def add(self, keys: Sequence[int]) -> None:
-        """A request asks for these keys and stores them."""
+    def add(self, keys: Sequence[int]) -> list[tuple[int, int]]:
+        """A request asks for these keys and stores them.
+
+        Returns the keys of the sample with their depths, which are the capacities that would have kept them.
+        """
         self.references += len(keys)
         chosen = self._chosen(keys)
         if not chosen:
-            return
+            return []
         deepest = 0
         weight = 1 << self._halvings
-        for key, depth in zip(chosen, self._stack.touch(chosen), strict=True):
+        depths = self._stack.touch(chosen)
+        for key, depth in zip(chosen, depths, strict=True):
             if depth > deepest:
                 deepest = depth
             row = self._missed.setdefault(_class(deepest if deepest == NEVER else deepest * weight), [0.0] * _GROUPS)
             row[key % _GROUPS] += weight
+        self._keep(chosen)
+        return [(key, depth if depth == NEVER else depth * weight) for key, depth in zip(chosen, depths, strict=True)]
+
+    def store(self, keys: Sequence[int]) -> None:
+        """These keys are stored, or used again, and nobody asks for them: a request ends with its answer."""
+        chosen = self._chosen(keys)
+        if chosen:
+            self._stack.touch(chosen)
+            self._keep(chosen)
+
+    def _keep(self, chosen: list[int]) -> None:
         self._keys.update(chosen)
         while len(self._keys) > self.samples:
             self._halvings += 1
@@ -324,6 +339,18 @@ class SampledCurve:
         error = sqrt(4 * spread + shift**2) / self.references
         # A few blocks that the sample has by chance can miss more often than all references; no rate is below 0.
         return SampledRate(max(0.0, 1 - total / self.references), error)
+
+    def hit_rates(self, capacities: Sequence[int]) -> list[float]:
+        """The hit rates of caches of these sizes, without their errors; empty without references."""
+        if not self.references:
+            return []
+        ends = sorted((_end(depths), sum(row)) for depths, row in self._missed.items())
+        missed = list(accumulate((blocks for _, blocks in reversed(ends)), initial=0.0))
+        bounds = [end for end, _ in ends]
+        return [
+            max(0.0, 1 - missed[len(ends) - bisect_right(bounds, capacity)] / self.references)
+            for capacity in capacities
+        ]
 
     def _chosen(self, keys: Iterable[int]) -> list[int]:
         if not self._halvings:

@@ -30,7 +30,7 @@ SHOWN_NS: Final = 12 * SECOND + SECOND // 2
 """When the pictures are taken: three seconds into the hold."""
 VIEWS: Final = {
     "1": "console", "2": "slots", "3": "slot", "4": "timeline", "5": "transfers", "6": "tiers", "7": "breakpoints",
-    "8": "record", "9": "log", "p": "prefixes", "exclamation_mark": "warnings",
+    "8": "record", "9": "log", "p": "prefixes", "M": "misses", "exclamation_mark": "warnings",
 }
 """Key to the name of the picture."""
 MORE: Final = {"why": ("2", "down", "w"), "help": ("escape", "1", "question_mark")}

@@ -137,7 +137,17 @@ def test_a_sampled_curve_keeps_its_bound(seed: int) -> None:
         assert len(sampled._keys) == len(sampled._stack) <= 64
 
 
+def test_many_points_of_a_sampled_curve_are_its_points() -> None:
+    sampled = SampledCurve(256)
+    for keys in chats(3, 50, 500):
+        sampled.add(keys)
+    sizes = [1, 64, 100, 500, 3_000, 10_000, 10**9]
+    points = [sampled.at(size) for size in sizes]
+    assert sampled.hit_rates(sizes) == pytest.approx([point.hit_rate for point in points if point is not None])
+
+
 def test_nothing_asked_for_has_no_rate() -> None:
+    assert SampledCurve().hit_rates([1]) == []
     assert SampledCurve().at(100) is None
     assert LruCurve().hit_rate(100) is None
 

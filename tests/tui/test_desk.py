@@ -551,7 +551,7 @@ def test_tiers_say_how_soon_what_was_evicted_was_asked_for_again(size: tuple[int
     desk.current = TIERS
     rows = "\n".join(screen(desk, *size))
     if desk.tall:
-        assert "asked again half within 200ms, 90 % within 5.00s" in rows
+        assert "asked again 10: half within 200ms, 90 % within 5.00s" in rows
         assert "asked again –" in rows
     else:
         assert "again 200ms" in rows

@@ -40,7 +40,7 @@ ROOT: Final = Path(__file__).resolve().parents[2] / "tui"
 RECORDINGS: Final = ROOT.parent / "recordings"
 SIZE: Final = (120, 40)
 FILES: Final = ("overview", "slots", "slot", "timeline", "transfers", "tiers", "breaks", "record", "log", "prefixes",
-                "warnings", "why", "finished")
+                "warnings", "why", "finished", "misses")
 """The views by their number, as files."""
 NAMED: Final = {
     "?": "question_mark", "/": "slash", ":": "colon", "!": "exclamation_mark", "[": "left_square_bracket",
@@ -129,6 +129,11 @@ def fresh(view: int, *, recording: bool = False) -> tuple[Desk, FakeActions]:
         for number in range(100):
             column = pack_hashes([7, 8, 9 + number % 2])
             desk.mirror.prefixes.opened(1_000 + number, f"shared-{number}", column, script.state.at_ns)
+    if view == 13:
+        for fate, series in desk.mirror.fates.series.items():
+            series.add(script.state.at_ns, 5)
+            desk.mirror.fates.blocks[fate] = 5
+            desk.mirror.fates.askers[fate].update({f"r{number}": 1 for number in range(60)})
     if view == 7:
         for seq in range(5, 60, 5):
             desk.marks.toggle(Mark(seq, script.events[seq].at_ns))
@@ -202,7 +207,8 @@ BEFORE: Final[dict[tuple[int, str], tuple[str, ...]]] = {
     (8, "pagedown"): ("g",),
     **{(12, key): () for key in UP},  # the story has one finished request
     **{(9, key): ("down",) for key in ("up", "k")}, **{(9, key): ("l",) for key in ("h", "shift+tab")},
-    (9, "Z"): ("z",), (9, "0"): ("-",), (9, "escape"): ("enter",), (9, "+"): ("-",), (9, "="): ("-",),
+    (13, "escape"): ("enter",), (9, "Z"): ("z",), (9, "0"): ("-",), (9, "escape"): ("enter",),
+    (9, "+"): ("-",), (9, "="): ("-",),
 }
 """What has to be pressed first for a key to have something to do, by view and key."""
 LIVE: Final[dict[str, tuple[int, tuple[str, ...], str]]] = {
@@ -215,6 +221,7 @@ LIVE: Final[dict[str, tuple[int, tuple[str, ...], str]]] = {
     "ctrl+p": (0, (), "show this view"),
     "!": (0, (), "WARNINGS"), "H": (0, (), "HELD"), "t": (0, (), "whole run"), "p": (0, (), "PREFIXES"),
     "d": (0, (), "FINISHED"),
+    "M": (0, (), "FATE"),
     "space": (0, (), "PAUSED"),
     "[": (8, ("up",), ""), "]": (2, ("G",), ""), "w": (2, (), "call why"), "{": (0, (), "call show_target"),
     "}": (0, (), "call show_target"), "m": (8, (), "' comes back to it"), "'": (8, ("m", "g"), "seq"),

@@ -21,7 +21,7 @@ TABS: Final = (
 )
 """Names of the views, and the short form below 100 columns."""
 TAB_KEYS: Final = "123456789p"
-NAMES: Final = (*(long for long, _ in TABS), "Warnings", "Why", "Finished")
+NAMES: Final = (*(long for long, _ in TABS), "Warnings", "Why", "Finished", "Misses")
 """Names of all views, for files and help."""
 NAME_SHARE: Final = 4
 """A name takes this part of the row before anything else is dropped for it: 20 cells of 80, 30 of 120."""

@@ -28,10 +28,12 @@ from kvbm_console.stream.ended import EndedHolds
 from kvbm_console.stream.feed import PastSeen
 
 from .clock import TargetClock
+from .fates import Fates
 from .flows import Flows
 from .numbers import S
 from .series import Density
 from .sources import Sources
+from .worth import Prices
 
 LOG_MAX: Final = 20_000
 """Events kept for the log."""
@@ -195,6 +197,10 @@ class History(Lives):
         """Holds that ended or were refused while this console looked."""
         self.prefixes = prefixes.PrefixMap()
         """All prompts as a forest."""
+        self.fates = Fates()
+        """What became of the prompt blocks of admissions."""
+        self.prices = Prices()
+        """The measured times of a prefilled token and of a copied block."""
         self.frozen_mono: int | None = None
         """Local time at which the target was frozen; None while it is not."""
         self.mono_ns = 0
@@ -205,12 +211,14 @@ class History(Lives):
 
     def life_ended(self, life: Life) -> None:
         """Keep a finished life."""
+        self.prices.life_ended(life)
         forgotten = self.archive.bury(life)
         if forgotten is not None:
             self.halves.forget(forgotten)
 
     def transfer_ended(self, transfer: Transfer) -> None:
         """Keep a transfer that ended."""
+        self.prices.transfer_ended(transfer)
         self.archive.keep(transfer)
 
     @property
@@ -248,6 +256,8 @@ def _opened(history: History, e: ev.SlotOpened) -> None:
 def _closed(history: History, e: ev.SlotClosed) -> None:
     fold.closed(history, e)
     prefixes.closed(history.prefixes, e)
+    if history.state is not None:
+        history.fates.closed(e, history.state)
 
 
 def _cloned(history: History, e: ev.SlotCloned) -> None:
@@ -274,6 +284,7 @@ def _evicted(history: History, e: ev.BlocksEvicted) -> None:
     history.tell(e.for_slot, e)
     if history.state is not None:
         prefixes.evicted(history.prefixes, e, history.state)
+        history.fates.took(e, history.state)
 
 
 def _filled_exactly(history: History, e: ev.BlocksFilled) -> None:
@@ -359,6 +370,7 @@ def _scored(history: History, e: ev.PrefixScored) -> None:
     history.flows.scored(e.at_ns, e.prompt_blocks, e.hits)
     _admitted(history, e)
     if history.state is not None:
+        history.fates.scored(e, history.state, history.prefixes)
         prefixes.scored(history.prefixes, e, history.state)
 
 

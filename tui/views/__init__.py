@@ -8,6 +8,7 @@ from .breaks import Breaks
 from .finished import FinishedList
 from .help import Help
 from .log import Log
+from .misses import Misses
 from .overview import Overview
 from .prefixes import Prefixes
 from .record import Record
@@ -24,5 +25,5 @@ def all_views() -> list[View]:
     """A new object of every view, at the place that ``desk`` names; the help is the last."""
     return [
         Overview(), Slots(), SlotView(), Timeline(), Transfers(), Tiers(), Breaks(), Record(), Log(), Prefixes(),
-        Warnings(), Why(), FinishedList(), Help(),
+        Warnings(), Why(), FinishedList(), Misses(), Help(),
     ]

@@ -25,9 +25,11 @@ from ..model.slots import SlotRow
 from ..model.sources import blocks_only, uncertain
 from .engines import engines_section
 from .log import event_line
+from .misses import fates_row
 from .tiers import occupancy_charts, pool_name, used_role
 from .transfers import known_routes, route_numbers
 from .warnings import open_warning
+from .worth import worth_section
 
 WINDOW_S = 60
 """The window of the hit rate."""
@@ -74,7 +76,7 @@ def cache_section(desk: Desk, state: CacheState, width: int, *, trends: bool = T
     stack.append((max(0, asked - sum(hits)), desk.glyphs.miss, "track"))
     bar = bars.stack(stack, width - 1) if asked else bars.level(None, width - 1, desk.glyphs, "track")
     lines.append(Row().put(" ").spans(bar).line())
-    return lines
+    return [*lines, fates_row(desk, width)] if desk.mirror.fates.asked else lines
 
 
 def tiers_section(desk: Desk, state: CacheState, width: int, *, trends: bool = True) -> list[Line]:
@@ -267,6 +269,8 @@ class Overview(View):
         ("queued", "copies that wait for their link; moving copies are on it"),
         ("evict/s", "blocks a second that gave their place to others"),
         ("thrash", "of the blocks evicted in the last minute, share that came back within the window"),
+        ("misses", "why prompt blocks were computed, in percent of those asked for; M lists the culprits"),
+        ("PAYS", "prefill time that the hits of a tier saved, against the time of its copies"),
         ("p50 p99", "half, and 99 of 100, of the copies took no longer"),
     )
 
@@ -326,6 +330,7 @@ class Overview(View):
             parts = [
                 cache_section(desk, state, width - 1, trends=saving < 2),
                 tiers_section(desk, state, width - 1, trends=saving < 2),
+                worth_section(desk, state, width - 1),
                 flows_section(desk, state, width - 1, trends=saving < 2, busy_only=saving >= 3),
                 slots_section(desk, state, 1, width - 2, 26, folded=saving >= 1),
             ]
@@ -342,7 +347,7 @@ class Overview(View):
         gap = [BLANK] if desk.tall else []
         left = [
             *cache_section(desk, state, 71), *gap, *tiers_section(desk, state, 71), *gap,
-            *flows_section(desk, state, 71),
+            *worth_section(desk, state, 71), *gap, *flows_section(desk, state, 71),
         ]
         right = slots_section(desk, state, 0, cells, pitch)
         engine_at = 3 + len(gap) + 4 + len(gap) if desk.tall else len(right)

@@ -15,11 +15,12 @@ from ..draw.spans import BLANK, Line, Row, Span, beside, part
 from ..draw.table import MOVES, moved
 from ..draw.words import TIER_WORDS
 from ..model.flows import TIERS as ALL_TIERS
-from ..model.numbers import brief, count, cut, duration, per_second, percent, plain, plural, tenth
+from ..model.numbers import brief, count, cut, duration, per_second, percent, plain, tenth
 from ..model.series import known_seconds, resample, window_text
 from ..model.sources import WATCHED, uncertain, watched
 from .blocks import lives_section
 from .engines import engines_section, legend
+from .worth import curve_section, evictions_row
 
 _ROLES = {
     Condition.REFERENCED: "", Condition.WRITING: "fill.onboard", Condition.CACHED: "", Condition.EMPTY: "todo",
@@ -30,6 +31,8 @@ _ORDER = (Condition.REFERENCED, Condition.WRITING, Condition.CACHED, Condition.Q
 
 CHART_ROWS = 7
 SCROLL_PAGE = 10
+MAPS_FROM = 50
+"""Rows of a screen that has room for maps of three rows beside the curve."""
 MAP_ROWS = 16
 """Rows of a map beside other maps: more rows would only push its numbers away from its name."""
 
@@ -45,6 +48,8 @@ class Tiers(View):
         ("cached", "kept for the next request that needs it"), ("hit", "found here, of the blocks asked for here"),
         ("thrash", "of the blocks evicted in the last minute, share that came back within the window"),
         ("again", "time from an eviction until a prompt asked for the block again; a short time means a small tier"),
+        ("CURVE", "hits of an LRU cache as large as these tiers, over the prompts seen here; 2x: this tier doubled"),
+        ("evicted", "by the reason for the choice; asked again: a prompt needed the block later"),
         ("BOUND", "hit rate of the best possible eviction"),
     )
 
@@ -63,7 +68,9 @@ class Tiers(View):
         pools = [pool for pool in state.pools if pool.info.authority is not Authority.STREAM]
         if pools:
             lines += [BLANK] if lines and desk.tall else []
-            lines += self._pools(desk, state, pools, width, height - len(lines))
+            curve = curve_section(desk, state, width - 1)
+            lines += self._pools(desk, state, pools, width, height - len(lines) - len(curve) - desk.tall)
+            lines += [*([BLANK] if desk.tall and curve else []), *curve]
         if any(pool.info.authority is Authority.STREAM for pool in state.pools):
             lines += [*([BLANK] if desk.tall else []), *lives_section(desk, state, width)]
         if watched(state) and len(lines) < height:
@@ -78,7 +85,7 @@ class Tiers(View):
         """A section for each pool, side by side on a wide screen; then occupancy over ten minutes."""
         pools = sorted(pools, key=lambda pool: (pool.info.tier, pool.info.pool))
         gap = [BLANK] if desk.tall else []
-        maps = 3 if desk.tall else 1
+        maps = 3 if desk.height >= MAPS_FROM else 1
         lines: list[Line] = []
         if width >= 190 and len(pools) >= 2:
             pitch = width // len(pools)
@@ -130,7 +137,8 @@ class Tiers(View):
         for row in range(rows):
             shown = part(drawn, row * (width - 2), (row + 1) * (width - 2))
             lines.append(Row().put(" ").spans(shown).line())
-        again = [_asked_again(state, pool, width)] if desk.tall else []
+        tier = pool.info.tier
+        again = [evictions_row(desk, state, tier, width)] if desk.tall else []
         return [*lines, _conditions(desk, pool, width), _numbers(desk, pool, width), *again]
 
     def _by_place(self, desk: Desk, pool: PoolFacts, per_cell: int, cells: int) -> list[Span]:
@@ -239,19 +247,6 @@ def _again_ages(state: CacheState, pool: PoolFacts) -> tuple[int | None, int | N
     """How long ago its tier had evicted half, and 90 %, of the blocks that were asked for again; their number."""
     counts = state.totals.asked_again[pool.info.tier - 1]
     return age_within(counts, 0.5), age_within(counts, 0.9), sum(counts)
-
-
-def _asked_again(state: CacheState, pool: PoolFacts, width: int) -> Line:
-    """The times from an eviction to the next request for the block, as the row below thrash."""
-    half, most, blocks = _again_ages(state, pool)
-    row = Row().put(" asked again ", "muted")
-    if not blocks:
-        return row.put("–", "text").line("", width)
-    row.put("half within ", "muted").put(duration(half), "text")
-    row.put(", 90 % within ", "muted").put(duration(most), "text")
-    told = (f" of eviction, {plural(blocks, 'block')}", f"  {brief(blocks)} blocks", "")
-    row.put(next(text for text in told if not text or row.x + len(text) <= width - 1), "muted")
-    return row.line("", width)
 
 
 def _prefetched(state: CacheState, pool: PoolFacts) -> str:

@@ -67,6 +67,9 @@ class ConsoleApp(App[int]):
         self.look = Theme(theme)
         super().__init__(ansi_color=not self.look.rich)
         self.sessions = [session, *more]
+        for each in self.sessions:
+            if each.reel is not None:
+                each.reel.bytes_max //= len(self.sessions)
         self.desks = [
             Desk(
                 each.mirror, each, each.mono, views if views is not None and each is session else all_views(),

@@ -112,10 +112,12 @@ def follow_engines(
     ), seconds, "text", "attached", **look)
 
 
-def show(options: "DaemonOptions", seconds: float | None, form: str, name: str, **look: Any) -> None:
+def show(
+    options: "DaemonOptions", seconds: float | None, form: str, name: str, goodbye: Sequence[str] = (), **look: Any
+) -> None:
     """Daemon and console in one process; without a terminal a line each second and a summary.
 
-    ``look`` are the values of ``look_options``.
+    ``goodbye`` is told when the console is left, ``look`` are the values of ``look_options``.
     """
     import msgspec
 
@@ -123,7 +125,10 @@ def show(options: "DaemonOptions", seconds: float | None, form: str, name: str, 
 
     if on_terminal():
         options.handle_signals = False
-        raise SystemExit(run(_with_console(options, seconds, look)))
+        status = run(_with_console(options, seconds, look))
+        for line in goodbye if not status else ():  # else the terminal may be gone
+            warn(line)
+        raise SystemExit(status)
     summary = msgspec.to_builtins(run(_with_lines(options, seconds or UNATTENDED_SECONDS, form, name)))
     print_result(form, summary, lambda: summary_text(summary).split("\n"))
 

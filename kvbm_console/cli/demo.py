@@ -4,7 +4,7 @@ Law of this file: daemon and console share one event loop and meet over the demo
 processes. The engine runs in slices of at most 2 ms, so it never stalls the screen.
 """
 
-from typing import Any
+from typing import Any, Final
 
 import click
 
@@ -12,6 +12,13 @@ from kvbm_console.addresses import socket_address
 from kvbm_console.cli.attach import show
 from kvbm_console.cli.machine import daemon_options, workload_options
 from kvbm_console.cli.params import DEMO_SOCKET, format_option, look_options
+
+GOODBYE: Final = (
+    "to watch your own engine:  kvbm-console attach http://HOST:8000",
+    "to record a run:           kvbm-console serve --workload multiturn --record run/",
+    "to go back in time in it:  kvbm-console replay run/",
+)
+"""Three commands to try after the demo, told when its console is left."""
 
 
 @click.command()
@@ -32,4 +39,4 @@ def demo(
     --target unix:.../demo.sock, which is shown.
     """
     options = daemon_options(workload=workload, listen=socket_address(DEMO_SOCKET), **machine)
-    show(options, seconds, form, "demo", theme=theme, ascii=ascii, no_color=no_color, utc=utc)
+    show(options, seconds, form, "demo", GOODBYE, theme=theme, ascii=ascii, no_color=no_color, utc=utc)

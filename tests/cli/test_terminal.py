@@ -11,6 +11,8 @@ def test_demo_draws_the_console_and_ends_by_itself(tmp_path: Path) -> None:
     assert "LIVE" in drawn
     assert "multiturn" in drawn
     assert "Traceback" not in drawn
+    for command in ("attach http://HOST:8000", "serve --workload multiturn --record run/", "replay run/"):
+        assert f"kvbm-console {command}" in drawn[-600:]
 
 
 def test_attach_draws_a_running_daemon_and_q_leaves_it(tmp_path: Path) -> None:

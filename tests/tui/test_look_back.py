@@ -24,6 +24,7 @@ from kvbm_console.wire.batches import UnreadBatch, pack_events
 from kvbm_console.wire.v1 import console_pb2 as pb
 from tests.server.daemons import daemon_at, published
 from tests.tui.script import Mono, S
+from tui.app import ConsoleApp
 from tui.desk import HELP, LOG, RECORD, TIMELINE, Desk
 from tui.keys import press
 from tui.model import history, reel, seeks, spine
@@ -320,3 +321,11 @@ async def test_the_log_goes_back_through_console_daemon_and_recording(
         for task in live.tasks:
             task.cancel()
         await asyncio.gather(*live.tasks, return_exceptions=True)
+
+
+def test_the_targets_of_a_console_share_its_memory() -> None:
+    tape = Recording.open(RECORDINGS / "thrash.mcap")
+    sessions = [TargetSession(Live(tape, random.Random(number)), mono=Mono()) for number in range(4)]
+    ConsoleApp(sessions[0], more=sessions[1:])
+    kept = [session.reel.bytes_max for session in sessions if session.reel is not None]
+    assert kept == [reel.REEL_BYTES_MAX // 4] * 4

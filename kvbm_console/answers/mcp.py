@@ -15,10 +15,10 @@ from typing import Any, Final
 from mcp.server import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
 
-from kvbm_console.answers import answers
+from kvbm_console.answers import answers, replays
 from kvbm_console.answers.control import LiveControl
 from kvbm_console.answers.pages import Answer, text_of
-from kvbm_console.answers.source import AnswerSource
+from kvbm_console.answers.source import AnswerSource, RecordingSource
 from kvbm_console.core.errors import KvbmConsoleError
 
 INSTRUCTIONS: Final = """kvbm-console tells what the tiered KV cache of an LLM engine did: slots are requests, tiers are
@@ -42,6 +42,12 @@ QUESTIONS: Final[dict[str, str]] = {
     "tiers": "Capacity, use, hits, evictions of each tier, whether prefetch pays, and occupancy over time.",
 }
 """Tool to its description, which an agent chooses by."""
+REPLAYS: Final[dict[str, str]] = {
+    "what_if": "The least change (a tier's capacity, a threshold) that would have spared a request its misses, its "
+               "preemption or its wait, found by replays; and the event from which on nothing helps.",
+    "curve": "How many blocks pay: the exact hit rate of one LRU cache by capacity. Use it for tier too small.",
+}
+"""Tools of recordings alone, which are run again."""
 VERBS: Final[dict[str, str]] = {
     "break_set": "Set a breakpoint that holds requests: to_state (as onboarding), request (a glob), when (an "
                  "expression). A hold ends by itself after max_hold_s, at most 120.",
@@ -63,6 +69,9 @@ def server_of(
     )
     for name, about in QUESTIONS.items():
         _offer(server, name, about, getattr(answers, name), source)
+    if isinstance(source, RecordingSource):
+        for name, about in REPLAYS.items():
+            _offer(server, name, about, getattr(replays, name), source)
     if beside is not None:
         about = f"This run beside {beside.name}: the first event that differs, figures, requests that went another way."
         _offer(server, "diff", about, answers.difference, source, beside)

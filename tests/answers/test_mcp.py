@@ -16,7 +16,7 @@ from mcp import Client, StdioServerParameters
 
 from kvbm_console.answers import pages
 from kvbm_console.answers.control import LiveControl
-from kvbm_console.answers.mcp import QUESTIONS, VERBS, server_of
+from kvbm_console.answers.mcp import QUESTIONS, REPLAYS, VERBS, server_of
 from kvbm_console.answers.source import LiveSource, RecordingSource
 from kvbm_console.cases import RecordedCase, all_cases, case_named
 from kvbm_console.cli.main import cli
@@ -133,7 +133,26 @@ async def test_a_wrong_question_is_one_sentence() -> None:
         assert "a slot has no field `stat`; the nearest is `state`" in wrong
         assert "not 'yesterday'" in await refused(client, "events", first="yesterday")
         assert "offset must be from 0 to" in await refused(client, "doctor", offset=9)
-        assert {tool.name for tool in (await client.list_tools()).tools} == set(QUESTIONS)
+        assert {tool.name for tool in (await client.list_tools()).tools} == set(QUESTIONS) | set(REPLAYS)
+
+
+@pytest.mark.asyncio
+async def test_a_recording_is_run_again_for_a_remedy_and_for_the_curve() -> None:
+    """The remedy is that of ``why --what-if``, and the curve reaches what an unbounded cache finds."""
+    path = case_named("tier-too-small").path
+    async with Client(recorded(path)) as client:
+        call = Tools(client)
+        answer = await call("what_if", request="chat.1")
+        told = json.loads(CliRunner().invoke(cli, ["why", "chat.1", path, "--what-if", "--format", "json"]).stdout)
+        assert [row["flags"] for row in rows(answer)] == [
+            remedy["flags"] for trouble in told["troubles"] for remedy in trouble["remedies"]]
+        assert any(row["flags"].startswith("--kv-cpu-blocks") for row in rows(answer))
+        assert answer["seq"] == told["troubles"][0]["inevitable_seq"]
+        curve = await call("curve")
+        found = rows(curve)
+        assert found[0]["hit_rate"] < found[-1]["hit_rate"] == curve["most"]
+        assert found[-1]["blocks"] >= curve["enough_blocks"] > curve["capacities_now"]["G2"]
+        assert call.longest <= TOKENS_MAX
 
 
 @pytest.mark.asyncio
@@ -206,7 +225,7 @@ async def test_the_same_tools_are_served_over_http_on_this_machine() -> None:
 
 def test_the_document_lists_every_tool() -> None:
     text = (ROOT / "docs" / "agents.md").read_text(encoding="utf-8")
-    assert not [name for name in (*QUESTIONS, "diff", *VERBS) if f"`{name}`" not in text]
+    assert not [name for name in (*QUESTIONS, *REPLAYS, "diff", *VERBS) if f"`{name}`" not in text]
 
 
 def test_mistakes_are_sentences(tmp_path: Path) -> None:

@@ -49,6 +49,7 @@ class Drawn(Visitor):
 
     def _again(self, e: ev.HitsLost, state: CacheState) -> None:
         self.bars[e.slot][-1] = _bar(state, e.slot)
+        self.told[e.slot][-1] = ()  # a move before the loss told of blocks that are taken back; the next is compared
 
     def _moved(self, e: ev.SlotMoved, state: CacheState) -> None:
         slot = state.slots[e.slot]

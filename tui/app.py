@@ -29,7 +29,7 @@ from .desk import OVERVIEW, Desk, View
 from .draw.glyphs import ASCII, NO_PIXELS, UNICODE
 from .draw.table import Table
 from .keys import click, press
-from .model.numbers import plural
+from .model.numbers import plural, shown
 from .source import TargetSession
 from .terminal import Terminal
 from .theme import THEMES, Theme
@@ -176,13 +176,13 @@ class ConsoleApp(App[int]):
 
         ``picture`` takes the place of the screen's SVG.
         """
-        text = "\n".join(line.text.rstrip() for line in self.canvas.lines)
+        text = shown("\n".join(line.text.rstrip() for line in self.canvas.lines))
         try:
             Path(f"{name}.txt").write_text(text + "\n", encoding="utf-8")
-            Path(f"{name}.svg").write_text(picture or self.export_screenshot(title=name), encoding="utf-8")
+            Path(f"{name}.svg").write_text(shown(picture or self.export_screenshot(title=name)), encoding="utf-8")
             if table is not None:
                 with Path(f"{name}.csv").open("w", encoding="utf-8", newline="") as file:
-                    csv.writer(file).writerows([table[0], *table[1]])
+                    csv.writer(file).writerows([[shown(cell) for cell in row] for row in (table[0], *table[1])])
         except OSError as error:
             self.desk.tell(f"not written: {error.strerror or error}", "fault")
             return

@@ -16,10 +16,12 @@ from textual.widget import Widget
 
 from .draw.glyphs import TRANSLATE
 from .draw.spans import BLANK, Line
-from .model.numbers import plain
+from .model.numbers import FILL, plain, shown
 from .theme import Theme
 
 PLAIN = "\x1b[0m"
+LATIN_1 = "\xff"
+"""The last character that the fonts of poor terminals have."""
 
 
 class Canvas(Widget):
@@ -62,10 +64,10 @@ class Canvas(Widget):
         parts, known, ground = [], self._codes, line.ground
         x, now = 0, PLAIN
         for text, role in line.spans:
-            text = self._shown(text)
             x += len(text)
             if x > width:
                 text = text[: width - x]
+            text = self._shown(text)
             code = known.get((role, ground)) or self._code(role, ground)
             if code != now:
                 parts.append(code)
@@ -86,9 +88,11 @@ class Canvas(Widget):
     def _shown(self, text: str) -> str:
         """The text as the terminal gets it. Control characters are replaced, so no name from outside moves the
         cursor."""
-        if not text.isprintable():
+        if not text.isprintable() and FILL not in text:
             text = plain(text)
-        return text.translate(TRANSLATE) if self.ascii_only else text
+        if self.ascii_only:
+            return "".join([character if character <= LATIN_1 else "?" for character in text.translate(TRANSLATE)])
+        return shown(text)
 
     def _code(self, role: str, ground: str) -> str:
         """The codes that begin this style after any other style."""
@@ -104,9 +108,9 @@ class Canvas(Widget):
         segments: list[Segment] = []
         x = 0
         for span in line.spans:
-            text = self._shown(span.text)[: width - x]
+            text = span.text[: width - x]
             if text:
-                segments.append(Segment(text, style(span.role, line.ground)))
+                segments.append(Segment(self._shown(text), style(span.role, line.ground)))
                 x += len(text)
         if x < width:
             segments.append(Segment(" " * (width - x), style("text", line.ground)))

@@ -15,7 +15,7 @@ from .draw.frame import NAMES
 from .draw.spans import Action, Line
 from .model.events import cause_of, effect_of
 from .model.filters import Filter, plain_text
-from .model.numbers import S, count, plain
+from .model.numbers import S, count, plain, shown
 from .model.places import Mark, distance
 from .model.sources import blocks_only
 from .prompts import Prompt
@@ -210,9 +210,9 @@ def _copy(desk: Desk) -> None:
         desk.actions.copy(desk.selected)
         desk.tell(f"copied {plain(desk.selected)}; y again its row, again the view")
         return
-    rows = [line.text.rstrip() for line in desk.shown]
+    rows = [shown(line.text).rstrip() for line in desk.shown]
     if desk.copied == 1 and desk.selected is not None:
-        name = plain(desk.selected)
+        name = shown(plain(desk.selected))
         row = next((row for row in rows[2:] if row.startswith(desk.glyphs.select)),
                    next((row for row in rows[2:] if name in row), ""))
         desk.actions.copy(row.lstrip(desk.glyphs.select).strip())

@@ -4,6 +4,7 @@ Law of this file: values have three digits and are rounded down, so only a full 
 a dash and not a zero.
 """
 
+import re
 import unicodedata
 from collections.abc import Sequence
 from functools import lru_cache
@@ -19,6 +20,10 @@ MINUTE: Final = 60 * S
 HOUR: Final = 60 * MINUTE
 DAY: Final = 24 * HOUR
 CUT: Final = "…"
+FILL: Final = "\ue000"
+"""The second cell of a wide character, of the private use area: ``plain`` lets no such character in from outside."""
+_WIDE_MAYBE: Final = re.compile("[\u1100-\u115f\u231a-\u23ff\u2600-\U0010ffff]")
+"""A character that may be wide, or ``FILL``; the console's own glyphs are outside these ranges."""
 CELLS_MAX: Final = 4_096
 """More kinds of characters than any set of names has."""
 
@@ -224,14 +229,45 @@ def cut(text: str, width: int) -> str:
 
 
 def plain(text: str) -> str:
-    """Outside text made safe for the terminal: a cell for each character, and no control characters.
+    """Outside text made safe for the terminal: a character for each cell, and no control characters.
 
-    >>> plain("a\\x1b[2J日")
-    'a?[2J?'
+    A wide character has ``FILL`` for its second cell, so that positions stay plain indices; ``shown`` takes it out.
+
+    >>> plain("a\\x1b[2J日") == "a?[2J日" + FILL
+    True
     """
     if text.isascii() and text.isprintable():
         return text
     return text.translate(_CELLS)
+
+
+def shown(text: str) -> str:
+    """The text as a terminal gets it. A wide character that was cut in half becomes a blank.
+
+    >>> shown(plain("日本")), shown(plain("日本")[:3]), shown(plain("日本")[1:])
+    ('日本', '日 ', ' 本')
+    """
+    return text if text.isascii() or _WIDE_MAYBE.search(text) is None else _halved(text)
+
+
+def _halved(text: str) -> str:
+    parts, at, end = [], 0, len(text)
+    while at < end:
+        character = text[at]
+        if character == FILL:
+            parts.append(" ")
+        elif _is_wide(character):
+            whole = text[at + 1 : at + 2] == FILL
+            parts.append(character if whole else " ")
+            at += whole
+        else:
+            parts.append(character)
+        at += 1
+    return "".join(parts)
+
+
+def _is_wide(character: str) -> bool:
+    return unicodedata.east_asian_width(character) in "WF"
 
 
 class _Cells(dict[int, str]):
@@ -239,14 +275,11 @@ class _Cells(dict[int, str]):
 
     def __missing__(self, code: int) -> str:
         character = chr(code)
-        safe = (
-            character.isprintable() and unicodedata.east_asian_width(character) not in "WF"
-            and not unicodedata.combining(character)
-        )
-        shown = character if safe else "?"
+        safe = character.isprintable() and not unicodedata.category(character).startswith("M")
+        cells = "" if character == FILL else "?" if not safe else character + FILL * _is_wide(character)
         if len(self) < CELLS_MAX:
-            self[code] = shown
-        return shown
+            self[code] = cells
+        return cells
 
 
 _CELLS: Final = _Cells()

@@ -364,7 +364,7 @@ def promoted(lives: Lives, e: ev.CandidatePromoted) -> None:
     transfer.status = CandidateStatus.PROMOTED
     transfer.promoted_ns = e.at_ns
     transfer.operation, transfer.batch = e.operation, e.batch
-    transfer.blocks, transfer.thrash = e.blocks, e.thrash
+    transfer.blocks, transfer.thrash = e.blocks or transfer.blocks, e.thrash  # a connector's copy names no places
     lives.by_operation[e.operation] = transfer
     lives.tell(transfer.slot, e)
 
@@ -373,6 +373,7 @@ def started(lives: Lives, e: ev.OperationStarted) -> None:
     """Its mover began to copy."""
     transfer = lives.by_operation[e.operation]
     transfer.started_ns = e.at_ns
+    transfer.blocks = e.blocks or transfer.blocks
     life = lives.tell(transfer.slot, e)
     if life is not None:
         life.changes += 1

@@ -318,4 +318,5 @@ def test_the_wire_time_that_a_tier_tells_is_not_its_queue() -> None:
         lives.take(event)
     (known,) = lives.over
     assert (known.request, known.slot) == ("a", 0)
+    assert known.blocks == 1
     assert (known.promoted_ns, known.started_ns, known.ended_ns) == (begun, watch.now - 2_000, watch.now)

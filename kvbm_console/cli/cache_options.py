@@ -45,7 +45,7 @@ STEP_NS_MAX: Final = 2 * SECOND_NS
 trace_options = options(
     click.option("--trace", metavar="SPEC",
                  help="FILE, whose first line shows its format, or mooncake:FILE, azure:FILE, burstgpt:FILE, "
-                      "recording:DIR|FILE.mcap, multiturn[:key=value,...]."),
+                      "dynamo:FILE, recording:DIR|FILE.mcap, multiturn[:key=value,...]."),
     click.option("--limit", type=int, metavar="N", help="At most this many requests."),
     click.option("--seed", type=int, metavar="N", help="Seed of a generated trace."),
 )
@@ -130,16 +130,26 @@ link_options = options(
                  help="A link, for example pcie=25GB/s,20us, disk-read=3GB/s or G3>G1=1GB/s; again for others."),
 )
 """Links by name, for machines whose links differ."""
-cache_options = options(
+chosen_options = options(
     click.option("--total-kv-blocks", "--g1-blocks", "total_kv_blocks", type=int, metavar="N",
                  help="Capacity of the device; with --cache-only of the pool.  [default: that of the workload]"),
-    click.option("--block-size", "--block-tokens", "block_size", type=int, metavar="N",
-                 help="Tokens in one block.  [default: 16, or that of the workload]"),
     click.option("--kv-cpu-blocks", "--g2-blocks", "kv_cpu_blocks", type=int, metavar="N",
                  help="Capacity of the host tier; 0 for none.  [default: 0, or that of the workload]"),
+    click.option("--policy", metavar="NAME",
+                 help=f"Policy of the lower tiers, {', '.join(POLICIES)}; with --cache-only also belady.  "
+                      f"[default: {DEFAULT_POLICY}]"),
+    click.option("--preset", type=click.Choice(list(PRESETS)),
+                 help="Policy and parameters for a kind of work."),
+)
+"""What ``compare`` takes several of."""
+machine_options = options(
+    click.option("--block-size", "--block-tokens", "block_size", type=int, metavar="N",
+                 help="Tokens in one block.  [default: 16, or that of the workload]"),
     click.option("--kv-disk-blocks", "--g3-blocks", "kv_disk_blocks", type=int, metavar="N",
                  help="Capacity of the disk tier; 0 for none.  [default: 0, or that of the workload]"),
+    click.option("--total-kv-size", metavar="SIZE", help="The device in bytes, for example 40GiB."),
     click.option("--kv-cpu-size", metavar="SIZE", help="The host tier in bytes, for example 64GiB."),
+    click.option("--kv-disk-size", metavar="SIZE", help="The disk tier in bytes, for example 2TB."),
     click.option("--kv-geometry", metavar="L,H,D,B",
                  help="Layers, K/V heads, head dimension, bytes of an element.  [default: 32,8,128,2]"),
     click.option("--kv-offload-threshold", type=float, metavar="T",
@@ -153,11 +163,6 @@ cache_options = options(
     link_options,
     click.option("--transfers", type=click.Choice(get_args(Transfers)),
                  help="Loads run beside the engine, or lengthen the step that asked for them.  [default: async]"),
-    click.option("--policy", metavar="NAME",
-                 help=f"Policy of the lower tiers, {', '.join(POLICIES)}; with --cache-only also belady.  "
-                      f"[default: {DEFAULT_POLICY}]"),
-    click.option("--preset", type=click.Choice(list(PRESETS)),
-                 help="Policy and parameters for a kind of work."),
     policy_options,
     click.option("--prefetch", type=click.Choice(get_args(Prefetch)),
                  help="Predictor that stages blocks of the disk tier in the host tier.  [default: chain]"),
@@ -172,12 +177,13 @@ cache_options = options(
                       f"{THRASH_STEPS * STEP_NS / 1e9:g}s]"),
     engine_options,
 )
-"""Tiers, links, policy, prefetch and engine, the same for ``simulate``, ``serve`` and ``demo``; None without the
-flag."""
+"""Tiers, links, parameters of policies, prefetch and engine; None without the flag."""
+cache_options = options(chosen_options, machine_options)
+"""All of the machine, the same for ``simulate``, ``plan``, ``serve`` and ``demo``."""
 
 
 def cache_settings(flags: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of ``CacheOptions`` that these flags set, parsed; ``kv_cpu_size`` stays bytes (``sized``).
+    """The fields of ``CacheOptions`` that these flags set, parsed; sizes stay bytes (``sized``).
 
     Raises ``UsageError`` naming the flag. ``policy`` is present when a flag sets the policy, a preset or a parameter.
     """
@@ -193,13 +199,15 @@ def cache_settings(flags: Mapping[str, Any]) -> dict[str, Any]:
         settings["link"] = link
     if "kv_geometry" in settings:
         settings["kv_geometry"] = Geometry.parse(settings["kv_geometry"])
-    if "kv_cpu_size" in settings:
-        if "kv_cpu_blocks" in settings:
+    for size, blocks in SIZES.items():
+        if size not in settings:
+            continue
+        named = f"--{size.replace('_', '-')}"
+        if blocks in settings:
             raise UsageError(
-                "--kv-cpu-size and --kv-cpu-blocks say the same, "
-                f"got {settings['kv_cpu_size']} and {settings['kv_cpu_blocks']}"
+                f"{named} and --{blocks.replace('_', '-')} say the same, got {settings[size]} and {settings[blocks]}"
             )
-        settings["kv_cpu_size"] = parse_size(settings["kv_cpu_size"], "--kv-cpu-size")
+        settings[size] = parse_size(settings[size], named)
     return settings
 
 
@@ -210,15 +218,22 @@ def offload_settings(threshold: float | None, preset: str | None) -> dict[str, A
 
 
 def sized(said: dict[str, Any], **defaults: Any) -> dict[str, Any]:
-    """The given fields in front of the defaults, the host tier in blocks."""
+    """The given fields in front of the defaults, all tiers in blocks."""
     fields = {**defaults, **said}
-    size = fields.pop("kv_cpu_size", None)
-    if size is not None:
-        block = fields.get("block_size", BLOCK_TOKENS)
-        check(block >= 1, "block_size", "at least 1", block)
-        token_bytes = fields.get("kv_geometry", Geometry()).token_bytes
-        fields["kv_cpu_blocks"] = blocks_of_size(size, block * token_bytes, "--kv-cpu-size")
+    for name, blocks in SIZES.items():
+        size = fields.pop(name, None)
+        if size is not None:
+            block = fields.get("block_size", BLOCK_TOKENS)
+            check(block >= 1, "block_size", "at least 1", block)
+            token_bytes = fields.get("kv_geometry", Geometry()).token_bytes
+            fields[blocks] = blocks_of_size(size, block * token_bytes, f"--{name.replace('_', '-')}")
     return fields
+
+
+SIZES: Final = {
+    "total_kv_size": "total_kv_blocks", "kv_cpu_size": "kv_cpu_blocks", "kv_disk_size": "kv_disk_blocks",
+}
+"""Parameter of a tier in bytes to that in blocks."""
 
 
 POLICY_FLAGS: Final[tuple[str, ...]] = (
@@ -232,7 +247,7 @@ ENGINE_FLAGS: Final[tuple[str, ...]] = (
 )
 """The parameters that ``engine_options`` adds to a command."""
 CACHE_FLAGS: Final[tuple[str, ...]] = (
-    "total_kv_blocks", "block_size", "kv_cpu_blocks", "kv_disk_blocks", "kv_cpu_size", "kv_geometry",
+    "total_kv_blocks", "block_size", "kv_cpu_blocks", "kv_disk_blocks", *SIZES, "kv_geometry",
     "kv_offload_threshold", "offload_preset", "kv_transfer_bandwidth", "kv_transfer_base_latency", "links", "link",
     "transfers", *POLICY_FLAGS, "prefetch", "prefetch_stop", "prefetch_timeout_s", "thrash_window", *ENGINE_FLAGS,
 )

@@ -15,17 +15,13 @@ import click
 import msgspec
 
 from kvbm_console.cli.cache_options import (
-    ENGINE_FLAGS,
+    cache_settings,
     device_blocks,
-    engine_options,
-    link_options,
-    offload_preset_option,
-    offload_settings,
-    policy_config,
-    policy_options,
+    machine_options,
     progress_bar,
     recorded_fields,
     require_trace,
+    sized,
     taken,
     trace_options,
 )
@@ -34,11 +30,10 @@ from kvbm_console.cli.params import format_option
 from kvbm_console.core.errors import UsageError
 from kvbm_console.core.eviction.policy import POLICIES, PRESETS
 from kvbm_console.extras import missing
-from kvbm_console.planning.options import BLOCKS_MAX, OFFLOAD_THRESHOLD, SimulateOptions
+from kvbm_console.planning.options import BLOCKS_MAX, SimulateOptions
 
 if TYPE_CHECKING:
     from kvbm_console.planning.compare import Cell, Setting
-    from kvbm_console.simulator.link_settings import LinkSetting
 
 SCHEMA: Final = "kvbm-console.compare/1"
 BELADY: Final = "belady"
@@ -79,17 +74,9 @@ class Numbers(click.ParamType):  # type: ignore[type-arg]
               help="Capacities of the device; with --cache-only of the pool.  [default: that of the workload]")
 @click.option("--kv-cpu-blocks", type=Numbers(0), metavar="LIST",
               help="Capacities of the host tier.  [default: 0, or that of the recording]")
-@click.option("--kv-disk-blocks", type=int, metavar="N",
-              help="Capacity of the disk tier.  [default: 0, or that of the recording]")
-@click.option("--block-size", type=int, metavar="N",
-              help="Tokens in one block.  [default: 16, or that of the recording]")
-@click.option("--kv-offload-threshold", type=float, metavar="T",
-              help=f"Keep 1 - T of a pool safe; 0 copies every new block.  [default: {OFFLOAD_THRESHOLD}]")
-@offload_preset_option
+@machine_options
+@click.option("--instances", type=int, default=1, show_default=True, metavar="N", help="Engines, fed round robin.")
 @click.option("--cache-only", is_flag=True, help="Leave the engine out: one pool, in the trace's own blocks.")
-@policy_options
-@engine_options
-@link_options
 @click.option("--workers", type=click.IntRange(1, 1024), metavar="N", help="Processes.  [default: as many as cores]")
 @click.option("--plot", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
               help="Draw hit rate against capacity as .svg or .png; needs the extra 'plot'.")
@@ -98,10 +85,8 @@ class Numbers(click.ParamType):  # type: ignore[type-arg]
 @format_option("text", "csv", "json")
 def compare(
     trace: str | None, limit: int | None, seed: int | None, policies: str, presets: str,
-    total_kv_blocks: tuple[int, ...] | None, kv_cpu_blocks: tuple[int, ...] | None, kv_disk_blocks: int | None,
-    block_size: int | None,
-    kv_offload_threshold: float | None, offload_preset: str | None, cache_only: bool, workers: int | None,
-    links: "tuple[LinkSetting, ...] | None", link: "tuple[LinkSetting, ...]",
+    total_kv_blocks: tuple[int, ...] | None, kv_cpu_blocks: tuple[int, ...] | None, instances: int,
+    cache_only: bool, workers: int | None,
     plot: Path | None, per_request: tuple[str, str] | None, form: str, **parameters: Any,
 ) -> int:
     """Run policies and capacities side by side on one trace, next to belady, which knows the future.
@@ -111,23 +96,23 @@ def compare(
     preempted request finds its own blocks; "to reference" has a sign. A policy is best among those of the same
     capacities; gap closed is the way from simple_lru to belady.
     """
-    from kvbm_console.planning.compare import grid, run_grid
+    from kvbm_console.planning.compare import grid, lru_curve, run_grid
 
     named = require_trace(trace)
-    own = {"link": (*(links or ()), *link)} if links or link else {}
-    recorded = recorded_fields(named, own)
-    engine = {name: parameters.pop(name) for name in ENGINE_FLAGS}
-    said = engine | own | {"block_size": block_size, "kv_disk_blocks": kv_disk_blocks}
-    fields = {"total_kv_blocks": 1, **recorded} | {name: value for name, value in said.items() if value is not None}
-    options = SimulateOptions(**fields | {
-        "trace": named, "limit": limit, "seed": seed, "policy": policy_config(None, None, **parameters),
-        **offload_settings(kv_offload_threshold, offload_preset),
-    })
-    if total_kv_blocks is None and not recorded:
+    said = cache_settings(parameters | {"total_kv_blocks": total_kv_blocks, "kv_cpu_blocks": kv_cpu_blocks})
+    for capacities in ("total_kv_blocks", "kv_cpu_blocks"):
+        said.pop(capacities, None)
+    recorded = recorded_fields(named, said)
+    if cache_only and recorded:
+        recorded |= {"kv_cpu_blocks": 0, "kv_disk_blocks": 0}
+    options = SimulateOptions(
+        trace=named, limit=limit, seed=seed, instances=instances, **sized(said, **{"total_kv_blocks": 1, **recorded})
+    )
+    if total_kv_blocks is None and not recorded and "total_kv_size" not in said:
         totals: tuple[int, ...] = (device_blocks(options, cache_only=cache_only),)
     else:
         totals = total_kv_blocks or (options.total_kv_blocks,)
-    hosts = (0 if cache_only else options.kv_cpu_blocks,) if kv_cpu_blocks is None else kv_cpu_blocks
+    hosts = (options.kv_cpu_blocks,) if kv_cpu_blocks is None else kv_cpu_blocks
     options = msgspec.structs.replace(options, total_kv_blocks=totals[0], kv_cpu_blocks=hosts[0])
     settings = grid(options, _words(policies), _words(presets), totals, hosts, cache_only=cache_only)
     wanted = _wanted(per_request, settings)
@@ -140,10 +125,11 @@ def compare(
     if form == "text":
         for line in taken(trace, options, sized=total_kv_blocks is not None, cache_only=cache_only):
             click.echo(line)
-    _print(cells, None if wanted is None else (cells[wanted[0]], cells[wanted[1]]), options, cache_only, form)
+    curve = lru_curve(options) if cache_only else []
+    _print(cells, None if wanted is None else (cells[wanted[0]], cells[wanted[1]]), options, cache_only, form, curve)
     if plot is not None:
 
-        draw(plot, cells, options.trace)
+        draw(plot, cells, options.trace, curve)
         warn(f"drawn into {plot}")
     warn(f"{len(cells)} runs in {time.perf_counter() - started:.2f} s")
     return 0
@@ -177,7 +163,8 @@ def _wanted(named: tuple[str, str] | None, settings: "list[Setting]") -> tuple[i
 
 
 def _print(
-    cells: "list[Cell]", pair: "tuple[Cell, Cell] | None", options: SimulateOptions, cache_only: bool, form: str
+    cells: "list[Cell]", pair: "tuple[Cell, Cell] | None", options: SimulateOptions, cache_only: bool, form: str,
+    curve: list[tuple[int, float]],
 ) -> None:
     """Print the grid, then the requests of ``pair``: as one JSON document, or as CSV with an empty line between."""
     from kvbm_console.planning.compare import rows_of
@@ -189,6 +176,7 @@ def _print(
             "schema": SCHEMA, "trace": options.trace, "limit": options.limit, "seed": options.seed,
             "cache_only": cache_only, "block_size": None if cache_only else options.block_size,
             "kv_disk_blocks": options.kv_disk_blocks, "cells": rows,
+            "lru_curve": [{"blocks": blocks, "hit_rate": rate} for blocks, rate in curve] if cache_only else None,
             "per_request": None if pair is None else {"a": _named(pair[0]), "b": _named(pair[1]), "requests": requests},
         })
     elif form == "csv":
@@ -200,6 +188,8 @@ def _print(
         click.echo("\n".join(table(headings, shown, right=(0, 1, 3, 4, 6, 7, 8, 9))))
         for line in slower_with_a_tier(rows):
             click.echo(line)
+        if curve:
+            click.echo("\n" + _curve_line(curve))
         if pair is not None and requests is not None:
             click.echo("\n" + "\n".join(_requests_table(pair, requests)))
 
@@ -216,6 +206,15 @@ def slower_with_a_tier(rows: list[dict[str, Any]]) -> list[str]:
                 f"slower than without a host tier: mean ttft {row['ttft_ms_mean']:,.1f} ms, {without:,.1f} ms without"
             )
     return lines
+
+
+def _curve_line(curve: list[tuple[int, float]]) -> str:
+    """The capacities at which the exact LRU curve passes each quarter of its end, and its end."""
+    most = curve[-1][1]
+    quarters = [next(point for point in curve if point[1] >= most * part / 4) for part in (1, 2, 3)] if most else []
+    words = ", ".join(f"{_percent(rate)} with {number(blocks)} blocks" for blocks, rate in dict.fromkeys(quarters))
+    end = next(blocks for blocks, rate in curve if rate >= most)
+    return f"lru curve  {words + ', ' if words else ''}and never more than {_percent(most)}, with {number(end)}"
 
 
 def _csv(rows: list[dict[str, Any]]) -> str:
@@ -286,9 +285,14 @@ def require_plot(path: Path) -> None:
         raise missing("--plot", "plot", LIBRARY)
 
 
-def draw(path: Path, cells: "list[Cell]", title: str) -> None:
-    """A curve for each policy over device and host blocks together; the same cells give the same picture."""
+def draw(path: Path, cells: "list[Cell]", title: str, curve: list[tuple[int, float]]) -> None:
+    """A curve for each policy over device and host blocks together; the same cells give the same picture.
+
+    ``curve`` is the exact LRU curve, or empty.
+    """
     figure, axes = _figure()
+    if curve:
+        axes.plot([x for x, _ in curve], [100 * y for _, y in curve], color="grey", linewidth=1, label="LRU, exact")
     curves: dict[str, list[tuple[int, float]]] = {}
     for cell in cells:
         if cell.hit_rate is not None:

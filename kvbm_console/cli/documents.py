@@ -412,6 +412,13 @@ class Pairs(msgspec.Struct):
     requests: list[PairRow]
 
 
+class LruPoint(msgspec.Struct):
+    """The exact LRU curve of a pool of so many blocks."""
+
+    blocks: int
+    hit_rate: float
+
+
 class Comparison(msgspec.Struct):
     """A grid of runs."""
 
@@ -423,6 +430,8 @@ class Comparison(msgspec.Struct):
     block_size: int | None
     kv_disk_blocks: int
     cells: list[CellRow]
+    lru_curve: list[LruPoint] | None
+    """With ``--cache-only``: what ``simple_lru`` has at every capacity, on a logarithmic scale."""
     per_request: Pairs | None
 
 

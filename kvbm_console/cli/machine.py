@@ -70,7 +70,8 @@ def daemon_options(
         common["recording"] = recording
     if workload is None:
         _only_with_workload({"--limit": limit} | {
-            f"--{name.replace('_', '-')}": flags_said.get(name) for name in ("total_kv_blocks", *ENGINE_FLAGS)
+            f"--{name.replace('_', '-')}": flags_said.get(name)
+            for name in ("total_kv_blocks", "total_kv_size", *ENGINE_FLAGS)
         })
         # Real engines own every tier.
         sizes = {} if publishers else {"kv_cpu_blocks": 8_192, "kv_disk_blocks": 32_768}

@@ -124,7 +124,7 @@ def _machine(trace: str, limit: int | None, seed: int | None, said: dict[str, An
                 leader=LeaderConfig(offload_law="order"), engine=EngineConfig(g1_blocks=1)
             )
     options = SimulateOptions(trace=trace, limit=limit, seed=seed, **sized(said, **fields))
-    if "total_kv_blocks" in said or fields["total_kv_blocks"] != 1:
+    if {"total_kv_blocks", "total_kv_size"} & said.keys() or fields["total_kv_blocks"] != 1:
         return options
     return msgspec.structs.replace(options, total_kv_blocks=device_blocks(options, cache_only=False))
 

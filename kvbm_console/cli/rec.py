@@ -22,6 +22,7 @@ from kvbm_console.cli.streams import capture, import_group
 from kvbm_console.simulator.machine import LABEL, SimulatedMachine
 
 if TYPE_CHECKING:
+    from kvbm_console.analysis.export import Exported
     from kvbm_console.recording.info import EngineInfo, RecordingInfo
     from kvbm_console.recording.recover import Recovered
     from kvbm_console.recording.verify import VerifyReport
@@ -302,9 +303,10 @@ def _recovered_document(segment: "Recovered") -> dict[str, object]:
 
 @rec.command("export")
 @click.argument("path", metavar="DIR-or-FILE", type=click.Path(exists=True, path_type=Path))
-@click.option("--to", "to", type=click.Choice(["jsonl", "chrome", "perfetto", "parquet", "html"]), required=True,
+@click.option("--to", "to", type=click.Choice(["jsonl", "chrome", "perfetto", "parquet", "html", "mooncake"]),
+              required=True,
               help="jsonl has events for scripts, chrome and perfetto traces for a viewer, parquet tables for SQL, "
-                   "html one page to send.")
+                   "html one page to send, mooncake the requests as a trace for simulators.")
 @click.option("--out", type=click.Path(path_type=Path), metavar="FILE",
               help="The file to write; parquet makes a directory. jsonl goes to stdout without it.")
 @RUN
@@ -332,6 +334,10 @@ def export_command(
         if to != "jsonl":
             raise click.UsageError(f"--filter chooses events for --to jsonl, not for {to}; rec cut --where cuts")
         wanted = compiled("--filter", compile_event_filter, expression)
+    if to == "mooncake" and out is not None:
+        made = _mooncake(path, run, out)
+        print_result(form, made, lambda: [f"{made.path}  {number(made.items)} requests, {number(made.bytes)} bytes"])
+        return
     evidence = evidence_of(Recording.open(path, run))
     if anonymize:
         from kvbm_console.analysis.anonymous import anonymous
@@ -347,6 +353,20 @@ def export_command(
     what = {"jsonl": "lines", "chrome": "trace events", "perfetto": "packets", "parquet": "rows",
             "html": "events"}[to]
     print_result(form, made, lambda: [f"{made.path}  {number(made.items)} {what}, {number(made.bytes)} bytes"])
+
+
+def _mooncake(path: Path, run: str | None, out: Path) -> "Exported":
+    from kvbm_console.analysis.export import written
+    from kvbm_console.planning.mooncake import write_mooncake
+    from kvbm_console.planning.recorded import read_run
+
+    load = read_run(f"{path}" + (f",run={run}" if run else ""))
+
+    def write(draft: Path) -> int:
+        with draft.open("xb") as file:
+            return write_mooncake(load, file)
+
+    return written("mooncake", out, write)
 
 
 @rec.command()

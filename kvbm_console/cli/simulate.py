@@ -87,7 +87,7 @@ def simulate(
     options = SimulateOptions(trace=named, check=checked, **sized(said, **{"total_kv_blocks": 1, **recorded}), **flags)
     if future and not cache_only:
         raise UsageError("--policy must not be belady with an engine: only --cache-only knows the future, got belady")
-    capacity = bool(recorded) or "total_kv_blocks" in said
+    capacity = bool(recorded) or bool({"total_kv_blocks", "total_kv_size"} & said.keys())
     if not capacity:
         options = msgspec.structs.replace(options, total_kv_blocks=device_blocks(options, cache_only=cache_only))
     head = taken(trace, options, sized="total_kv_blocks" in said, cache_only=cache_only)

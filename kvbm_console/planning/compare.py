@@ -16,6 +16,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
+from kvbm_console.core.curves import LruCurve
 from kvbm_console.core.errors import UsageError
 from kvbm_console.core.eviction.policy import PRESETS, PolicyConfig
 from kvbm_console.planning.cache_only import COMPARED, Miss, References, bound_of, policy_named, references_of, replay
@@ -26,6 +27,8 @@ from kvbm_console.planning.run import open_trace, simulate
 CELLS_MAX: Final = 10_000
 """A grid beyond this is a mistake in a list."""
 BELADY: Final = "belady"
+CURVE_POINTS: Final = 64
+"""Points of a curve from one block to all, evenly spread on a logarithmic scale."""
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
@@ -182,6 +185,19 @@ def _references(options: SimulateOptions) -> References:
         _read.clear()
         _read[key] = references_of(open_trace(options), options.block_size)
     return _read[key]
+
+
+def lru_curve(options: SimulateOptions) -> list[tuple[int, float]]:
+    """Blocks and hit rate of the exact LRU curve of a pool without an engine, in one pass over the trace: what
+    ``simple_lru`` has at each of these capacities."""
+    curve = LruCurve()
+    for keys in _references(options).keys:
+        curve.add(keys)
+    if not curve.references:
+        return []
+    last = max(2, curve.capacities[-1])
+    sizes = sorted({round(last ** (at / (CURVE_POINTS - 1))) for at in range(CURVE_POINTS)})
+    return [(blocks, curve.hits(blocks) / curve.references) for blocks in sizes]
 
 
 def run_cell(setting: Setting, keep_requests: bool) -> Cell:

@@ -19,6 +19,7 @@ import msgspec
 
 from kvbm_console.core.config import SECOND_NS
 from kvbm_console.core.errors import UsageError
+from kvbm_console.planning.dynamo import DynamoRequestTrace
 from kvbm_console.planning.recorded import RecordedWorkload
 from kvbm_console.simulator.embedded import parse_workload
 from kvbm_console.simulator.hashing import generated_hashes
@@ -26,7 +27,8 @@ from kvbm_console.simulator.traces import LINE_BYTES_MAX, TOKENS_MAX, TraceFile
 from kvbm_console.simulator.workloads import Capacities, Request, Workload
 
 KINDS: Final = (
-    "FILE", "mooncake:FILE", "azure:FILE", "burstgpt:FILE", "recording:DIR|FILE.mcap", "multiturn[:key=value,...]"
+    "FILE", "mooncake:FILE", "azure:FILE", "burstgpt:FILE", "dynamo:FILE", "recording:DIR|FILE.mcap",
+    "multiturn[:key=value,...]",
 )
 NO_REUSE: Final = "the trace has lengths only, so no block is ever used again"
 _AT_NS_MAX: Final = 2**62
@@ -39,7 +41,7 @@ def named_trace(text: str) -> str:
     Raises ``UsageError`` for a file whose format is unknown or ambiguous.
     """
     path = Path(text)
-    named = text.partition(":")[0] in (*_MARKS, "recording", "multiturn")
+    named = text.partition(":")[0] in (*_MARKS, "dynamo", "recording", "multiturn")
     if named or not (path.exists() or "/" in text or path.suffix):
         return text
     if path.is_dir() or path.suffix == ".mcap":
@@ -70,12 +72,14 @@ def _columns_of(line: bytes) -> set[str]:
 def parse_trace(text: str, limit: int | None = None) -> Workload:
     """The workload that ``--trace`` names. Raises ``UsageError`` with one sentence."""
     kind, _, rest = text.partition(":")
-    if kind in ("azure", "burstgpt", "recording"):
+    if kind in ("azure", "burstgpt", "dynamo", "recording"):
         if not rest:
-            example = "recording:run/" if kind == "recording" else f"{kind}:trace.csv"
+            example = {"recording": "recording:run/", "dynamo": "dynamo:trace.jsonl"}.get(kind, f"{kind}:trace.csv")
             raise UsageError(f"--trace {kind}: must name a file, as in {example}")
         if limit is not None and limit < 1:
             raise UsageError(f"--limit must be at least 1, got {limit}")
+        if kind == "dynamo":
+            return DynamoRequestTrace(Path(rest), limit)
         return RecordedWorkload(rest, limit) if kind == "recording" else LengthsTrace(kind, Path(rest), limit)
     if kind not in ("mooncake", "multiturn") or (kind == "mooncake" and not rest):
         raise UsageError(f"--trace must be one of {', '.join(KINDS)}, got {text!r}")

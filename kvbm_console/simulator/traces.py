@@ -5,7 +5,8 @@ line at a time, so its length does not matter.
 
 A line is ``{"timestamp": ms, "input_length": tokens, "output_length": tokens, "hash_ids": [...]}``: one id for each
 512 tokens of the prompt, the last block possibly partial, ids chained over the prefix. Output tokens have none. A line
-may have a ``"priority"``, and an ``"n"`` from 1 to 64 for so many sequences, which the published traces do not.
+may have a ``"priority"``, an ``"n"`` from 1 to 64 for so many sequences, and ``"output_hash_ids"`` of the blocks that
+become full while the answer is generated. The published traces do not.
 """
 
 from collections.abc import Iterator
@@ -48,6 +49,7 @@ class _Line(PromptLine, kw_only=True):
     output_length: _Tokens
     priority: Annotated[int, msgspec.Meta(ge=0, le=PRIORITY_MAX)] = 0
     n: Annotated[int, msgspec.Meta(ge=1, le=SEQUENCES_MAX)] = 1
+    output_hash_ids: list[_TraceId] = []
 
 
 class TraceFile:
@@ -137,9 +139,14 @@ class MooncakeTrace(TraceFile):
         prompt, output, size = line.input_length, line.output_length, self._block_tokens
         hashes = hashes_of_trace_ids(line.hash_ids, prompt, size)
         own = (prompt + output) // size - len(hashes)
+        known: list[int] = []
+        if line.output_hash_ids:
+            ids = line.hash_ids[: prompt // TRACE_BLOCK_TOKENS] + line.output_hash_ids
+            known = hashes_of_trace_ids(ids, len(ids) * TRACE_BLOCK_TOKENS, size)[len(hashes) :][:own]
+        last = [*hashes, *known][-1:]
         return Request(
             request=f"r{index:05d}", arrival_ns=round(line.timestamp * MILLISECOND_NS), hashes=tuple(hashes),
-            output_hashes=tuple(generated_hashes(hashes[-1] if hashes else 0, index, own)),
+            output_hashes=(*known, *generated_hashes(last[0] if last else 0, index, own - len(known))),
             prompt_tokens=prompt, output_tokens=output, priority=line.priority,
             clone_hashes=clone_hashes(hashes[-1] if hashes else 0, index, own, line.n),
         )

@@ -34,7 +34,8 @@ CACHE: Final[list[tuple[str, Any, str]]] = [
     ("kv-cpu-blocks", -1, f"from 0 to {BLOCKS}"), ("kv-cpu-blocks", 2**24 + 1, f"from 0 to {BLOCKS}"),
     ("kv-disk-blocks", -1, f"from 0 to {BLOCKS}"), ("kv-disk-blocks", 2**24 + 1, f"from 0 to {BLOCKS}"),
     ("kv-cpu-size", "lots", "a size such as 64GiB"), ("kv-cpu-size", "-3GiB", "a size such as 64GiB"),
-    ("kv-cpu-size", "1KiB", "hold a block of"),
+    ("kv-cpu-size", "1KiB", "hold a block of"), ("kv-disk-size", "lots", "a size such as 64GiB"),
+    ("kv-disk-size", "1KiB", "hold a block of"), ("total-kv-size", "1KiB", "--total-kv-size"),
     ("kv-geometry", "32,8,128", "LAYERS,KV_HEADS,HEAD_DIM,ELEMENT_BYTES"),
     ("kv-geometry", "0,8,128,2", "of 1 to 1048576 layers"),
     ("kv-geometry", "1048576,1048576,128,2", "less than 2 GiB per token"),
@@ -80,6 +81,7 @@ OWN: Final[dict[str, list[tuple[str, Any, str]]]] = {
     "compare": [
         ("limit", 0, "at least 1"), ("seed", -1, "from 0 to"), ("total-kv-blocks", "0", f"from 1 to {BLOCKS}"),
         ("total-kv-blocks", "9,x", f"from 1 to {BLOCKS}"), ("kv-cpu-blocks", "-1", f"from 0 to {BLOCKS}"),
+        ("instances", 0, "from 1 to 256"), ("instances", 257, "from 1 to 256"),
         ("policies", "fifo", "of simple_lru"), ("presets", "fast", "of chat, document, batch"),
         ("workers", 0, "1<=x<=1024"), ("format", "xml", "'text', 'csv', 'json'"),
     ],
@@ -115,7 +117,7 @@ def test_a_bad_flag_is_one_sentence_before_any_work(command: str, flag: str, val
     assert f"--{flag}" in result.stderr
     assert bound in result.stderr
     said = str(value).split(",")[-1] if flag in ("total-kv-blocks", "kv-cpu-blocks") else str(value)
-    assert flag == "kv-geometry" or flag == "kv-cpu-size" or said in result.stderr
+    assert flag == "kv-geometry" or flag.endswith("-size") or said in result.stderr
 
 
 @pytest.mark.parametrize(("command", "flag", "value", "bound"), KEYS, ids=lambda value: str(value).replace(" ", ""))

@@ -38,7 +38,9 @@ CACHE: dict[str, Case] = {
     "block_size": (16, 32, {}),
     "kv_cpu_blocks": (48, 96, {}),
     "kv_disk_blocks": (50, 400, {}),
+    "total_kv_size": ("80MiB", "120MiB", {"total_kv_blocks": None}),
     "kv_cpu_size": ("96MiB", "192MiB", {"kv_cpu_blocks": None}),
+    "kv_disk_size": ("100MiB", "800MiB", {"kv_disk_blocks": None}),
     "kv_geometry": ("32,8,128,2", "32,8,128,4", {}),
     "kv_offload_threshold": (0.0, 0.9, {}),
     "kv_transfer_bandwidth": (0.01, 100, {}),
@@ -66,7 +68,8 @@ OF_COMMAND: dict[str, dict[str, Case]] = {
         "slo_itl": ("1ms", "1s", {}),
     },
     "compare": {
-        "seed": (1, 2, {}), "total_kv_blocks": ("40", "60", {}), "kv_cpu_blocks": ("48", "96", {}),
+        "seed": (1, 2, {}), "instances": (1, 2, {}), "total_kv_blocks": ("40", "60", {}),
+        "kv_cpu_blocks": ("48", "96", {}),
     },
     "serve": {},
 }

@@ -222,3 +222,34 @@ def test_a_mistake_is_one_sentence(words: tuple[str, ...], said: str) -> None:
     assert result.exit_code == 2
     assert said in result.stderr
     assert "Traceback" not in result.stderr
+
+
+# --- the curve of compare ---
+
+
+def test_the_curve_of_compare_is_simple_lru_at_each_of_its_capacities() -> None:
+    runner, trace = CliRunner(), "multiturn:requests=60,sessions=9,turns=4"
+    words = [
+        "compare", "--trace", trace, "--cache-only", "--policies", "simple_lru", "--workers", "1", "--format", "json",
+    ]
+    curve = msgspec.json.decode(runner.invoke(cli, [*words, "--total-kv-blocks", "9"]).stdout)["lru_curve"]
+    sizes = ",".join(str(point["blocks"]) for point in curve)
+    cells = msgspec.json.decode(runner.invoke(cli, [*words, "--total-kv-blocks", sizes]).stdout)["cells"]
+    assert len(curve) > 20
+    assert [cell["hit_rate"] for cell in cells] == [point["hit_rate"] for point in curve]
+
+
+def test_compare_takes_the_flags_of_the_machine() -> None:
+    runner = CliRunner()
+    words = ["--trace", CHATS, "--kv-disk-size", "512MiB", "--kv-transfer-bandwidth", "0.02", "--instances", "2"]
+    cells = msgspec.json.decode(runner.invoke(cli, [
+        "compare", *words, "--total-kv-blocks", "128", "--kv-cpu-blocks", "64", "--policies", "lfu", "--workers", "1",
+        "--format", "json",
+    ]).stdout)["cells"]
+    alone = msgspec.json.decode(runner.invoke(cli, [
+        "simulate", *words, "--total-kv-blocks", "128", "--kv-cpu-blocks", "64", "--policy", "lfu", "--stats-every",
+        "0", "--format", "json",
+    ]).stdout)
+    assert alone["settings"]["kv_disk_blocks"] == 256
+    assert cells[0]["ttft_ms_mean"] == alone["ttft_ms"]["mean"]
+    assert cells[0]["hits"] == sum(alone["hit_blocks"].values())

@@ -22,7 +22,7 @@ from kvbm_console.core.errors import UsageError
 if TYPE_CHECKING:
     from kvbm_console.analysis.export.jsonl import EventFilter
 
-__all__ = ["FORMATS", "Exported", "export", "write_lines"]
+__all__ = ["FORMATS", "Exported", "export", "write_lines", "written"]
 
 FORMATS: Final = {"jsonl": ".jsonl", "chrome": ".json", "perfetto": ".pftrace", "parquet": "", "html": ".html"}
 """Format to the ending that its files usually have; parquet is a directory."""
@@ -44,18 +44,26 @@ def export(
 
     Raises ``UsageError`` (the name is taken, a library is missing), ``RecordingError``, ``OSError``.
     """
+
+    def write(draft: Path) -> int:
+        if form == "parquet":
+            draft.mkdir()
+            return _tables(evidence, draft, progress)
+        with draft.open("xb") as file:
+            return _stream(evidence, form, file, progress, wanted)
+
+    return written(form, path, write)
+
+
+def written(form: str, path: Path, write: Callable[[Path], int]) -> Exported:
+    """The export that ``write`` makes under another name, and whose items it returns. Raises as ``export``."""
     if path.exists():
         raise UsageError(f"{path} exists already; nothing is overwritten")
     if not path.parent.is_dir():
         raise UsageError(f"{path.parent} is not a directory")
     draft = path.with_name(path.name + ".tmp")
     try:
-        if form == "parquet":
-            draft.mkdir()
-            items = _tables(evidence, draft, progress)
-        else:
-            with draft.open("xb") as file:
-                items = _stream(evidence, form, file, progress, wanted)
+        items = write(draft)
         draft.rename(path)
     except FileExistsError:
         raise UsageError(f"{draft} exists: another export is writing it, or was killed") from None

@@ -24,6 +24,7 @@ from kvbm_console.planning.options import (
     OFFLOAD_THRESHOLD,
     STEP_NS,
     THRASH_STEPS,
+    CacheOptions,
     Geometry,
     SimulateOptions,
     Transfers,
@@ -209,6 +210,18 @@ def cache_settings(flags: Mapping[str, Any]) -> dict[str, Any]:
             )
         settings[size] = parse_size(settings[size], named)
     return settings
+
+
+def tell_links(options: SimulateOptions) -> None:
+    """Say on stderr that copies take next to no time, where nothing has set the links of a machine with tiers."""
+    usual = CacheOptions(total_kv_blocks=1)
+    set_here = options.link or (options.machine is not None and options.machine.links)
+    if options.tiered and not set_here and options.kv_transfer_bandwidth == usual.kv_transfer_bandwidth:
+        (link, *_) = options.links()
+        warn(
+            f"each link copies {link.bytes_per_s / 1e12:.1f} TB/s, so copies take next to no time: "
+            "--link or --links gives the links of a machine"
+        )
 
 
 def offload_settings(threshold: float | None, preset: str | None) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from kvbm_console.cli.cache_options import (
     require_trace,
     sized,
     taken,
+    tell_links,
     trace_options,
 )
 from kvbm_console.cli.output import ABSENT, number, print_json, table, warn
@@ -116,6 +117,7 @@ def compare(
     options = msgspec.structs.replace(options, total_kv_blocks=totals[0], kv_cpu_blocks=hosts[0])
     settings = grid(options, _words(policies), _words(presets), totals, hosts, cache_only=cache_only)
     wanted = _wanted(per_request, settings)
+    tell_links(settings[-1].options)
     if plot is not None:
 
         require_plot(plot)

@@ -23,6 +23,7 @@ from kvbm_console.cli.cache_options import (
     require_trace,
     sized,
     taken,
+    tell_links,
     trace_options,
 )
 from kvbm_console.cli.output import print_json, print_result, warn
@@ -111,7 +112,7 @@ def _with_engine(options: SimulateOptions, form: str, head: list[str], requests_
     from kvbm_console.planning.run import simulate as run_simulation
 
     workload = open_trace(options)
-
+    tell_links(options)
     started = time.perf_counter()
     with (
         writer(requests_out, options.block_size) as ended,

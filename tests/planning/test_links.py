@@ -101,6 +101,17 @@ def test_a_slow_disk_is_slow_and_compare_says_what_a_tier_costs() -> None:
     assert "simple_lru with 100 device and 120 host blocks is slower than without a host tier" in done.output
 
 
+@pytest.mark.parametrize(("words", "told"), [
+    ("--kv-cpu-blocks 9", True), ("--kv-cpu-blocks 9 --link pcie=25GB/s", False),
+    ("--kv-cpu-blocks 9 --kv-transfer-bandwidth 0.2", False), ("", False),
+])
+def test_copies_that_take_no_time_are_told(words: str, told: bool) -> None:
+    usual = ["simulate", "--trace", "multiturn:requests=4,sessions=2", "--total-kv-blocks", "90", "--stats-every", "0"]
+    done = CliRunner().invoke(cli, [*usual, *words.split()])
+    assert done.exit_code == 0, done.output
+    assert ("each link copies 13.1 TB/s" in done.stderr) is told
+
+
 def test_the_machine_is_measured_and_nothing_is_left(tmp_path: Path) -> None:
     done = measure_links(tmp_path, 0.4)
     assert {(link.name, link.depth) for link in done.links} == {

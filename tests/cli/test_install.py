@@ -36,6 +36,7 @@ MISSING: Final = {
     "perfetto": ("perfetto.protos.perfetto.trace.perfetto_trace_pb2",
                  ("rec", "export", "RECORDING", "--to", "perfetto", "--out", "x")),
     "engines": ("zmq", ("rec", "capture", "zmq://127.0.0.1:1", "--out", "x")),
+    "lake": ("pyarrow", ("lake", "add", "RECORDING", "--lake", "x")),
     "mcp": ("mcp.server", ("mcp", "RECORDING")),
     "otlp": ("opentelemetry.exporter.otlp.proto.http", ("serve", "--otlp", "http://127.0.0.1:1")),
 }

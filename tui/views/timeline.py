@@ -286,6 +286,8 @@ class Timeline(View):
     words = (
         ("cell", "a column; the axis tells its time"),
         ("gap", "events that are not known; nothing is drawn there"),
+        ("lane", "requests that do not overlap, on one row"),
+        ("waiting", "requests that wait at some time of a cell"),
         ("past its limit", "longer in one state than 4 × what 99 of 100 need"), *LIFE_WORDS,
     )
 

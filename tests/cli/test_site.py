@@ -39,8 +39,6 @@ def test_the_site_has_every_document_and_asks_no_other_host_for_fonts(built: Pat
     assert documents
     assert {path.with_suffix(".html").as_posix() for path in documents} <= pages
     assert "index.html" in pages
-    listed = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
-    assert not [path.as_posix() for path in documents if path.as_posix() not in listed], "every document is in the menu"
     assert "fonts.googleapis.com" not in (built / "site" / "index.html").read_text(encoding="utf-8")
 
 

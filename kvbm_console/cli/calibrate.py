@@ -12,9 +12,11 @@ import msgspec
 from kvbm_console.cli.output import number, print_result
 from kvbm_console.cli.params import format_option
 from kvbm_console.core.errors import UsageError
+from kvbm_console.simulator.link_settings import LinkSetting
 
 if TYPE_CHECKING:
-    from kvbm_console.planning.calibrate import Calibration, Compared, Errors
+    from kvbm_console.planning.calibrate import Calibration, Compared
+    from kvbm_console.planning.fitting import Errors
 
 SECTIONS: Final = ("simulate", "compare", "serve", "demo")
 """Commands that take the fitted flags."""
@@ -44,13 +46,18 @@ def calibrate(
     first_token_ns, finished_ns, prompt_tokens, output_tokens and, where the engine has a prefix cache, cached_tokens;
     simulate --requests-out writes such a table. Times may be in _us, _ms or _s instead of _ns.
 
+    Of a recording with copies it also fits the links, with the time in the queue and on the wire apart; --out writes
+    them as --link.
+
     It prints the flags, and how far the step model is off with them. The requests are served again by the simulated
     engine: errors of first tokens and of time per token are those of that run. That engine has the device of the
     recording if nothing was found below it, else room for all requests. Copies are not simulated. A recording with
     gaps or with requests of several sequences is not served again.
     """
     from kvbm_console.planning.calibrate import calibrate as fit
+    from kvbm_console.planning.copies import links_in
     from kvbm_console.planning.measured import read_measured
+    from kvbm_console.recording.reader import Recording
     from kvbm_console.simulator.config import EngineConfig
 
     if out is not None and out.exists():
@@ -61,6 +68,8 @@ def calibrate(
         max_running=max_num_seqs or measured.running_most or TABLE_REQUESTS,
     )
     found = fit(str(path), measured, limits)
+    if measured.kind == "recording":
+        found = msgspec.structs.replace(found, links=links_in(Recording.open(path)))
     if out is not None:
         try:
             out.write_text(_file(found), encoding="utf-8")
@@ -94,6 +103,13 @@ def _lines(calibration: "Calibration") -> list[str]:
             (name, f"{which}: {_off(getattr(errors, key))}") for which, errors in tried
             if getattr(errors, key) is not None
         ]
+    rows += [
+        (f"link {link.link}", f"{link.bytes_per_s / 1e9:,.2f} GB/s after {link.latency_ns:,} ns "
+                              f"± {link.standard_errors[0]:,.0f}, {link.route}: {number(link.copies)} copies of "
+                              f"{link.bytes_min:,} to {link.bytes_max:,} bytes, {_off(link.errors)}; "
+                              f"{100 * link.queue_share:.1f} % of their time in the queue")
+        for link in calibration.links
+    ]
     rows.append(("flags", calibration.flags))
     if calibration.written is not None:
         rows.append(("written", calibration.written))
@@ -115,5 +131,9 @@ def _off(errors: "Errors | Compared") -> str:
 def _file(found: "Calibration") -> str:
     keys = [part.removeprefix("--") for part in found.flags.split()]
     lines = [f'{name} = "{time}"' for name, time in zip(keys[::2], keys[1::2], strict=True)]
+    if found.links:
+        best = {link.link: link for link in sorted(found.links, key=lambda link: link.copies)}
+        settings = (LinkSetting(name, link.bytes_per_s, link.latency_ns).text for name, link in best.items())
+        lines.append(f"link = {msgspec.json.encode(list(settings)).decode()}")
     head = f"# The step model that kvbm-console calibrate found in {found.source}."
     return "\n\n".join([head, *("\n".join([f"[{section}]", *lines]) for section in SECTIONS)]) + "\n"

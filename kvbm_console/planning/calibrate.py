@@ -13,14 +13,14 @@ come with the times. Errors of the second half come from times that were fitted 
 """
 
 from collections.abc import Sequence
-from itertools import combinations
 from typing import Final
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from kvbm_console.core.errors import UsageError
+from kvbm_console.planning.copies import LinkFit
+from kvbm_console.planning.fitting import Errors, Matrix, errors_of, least, nonnegative, standard_errors
 from kvbm_console.planning.ledger import MachineLedger
 from kvbm_console.planning.measured import Device, Equation, Measured, Served
 from kvbm_console.planning.meter import RequestRecord
@@ -46,17 +46,6 @@ BLOCK_TOKENS: Final = 1_024
 """Block size of the machine that serves the measured requests again. The blocks are counted and never shared."""
 SERVED_MAX: Final = 20_000
 """Requests that are served again, from the first on: a minute of work at most."""
-
-Matrix = NDArray[np.float64]
-
-
-class Errors(msgspec.Struct, frozen=True):
-    """Relative errors as fractions: half of them are at most the median, 90 % at most ``p90``."""
-
-    values: int
-    median: float
-    p90: float
-
 
 class Compared(Errors, frozen=True):
     """Errors of single requests, and measured and predicted percentiles of all requests."""
@@ -109,6 +98,8 @@ class Calibration(msgspec.Struct, frozen=True):
     """The times as flags of the command line."""
     written: str | None
     """The configuration file that was written."""
+    links: list[LinkFit] = []
+    """The links of a recording with copies, with queue and wire apart."""
 
 
 class Fit(msgspec.Struct, frozen=True):
@@ -195,21 +186,6 @@ def fit_times(source: str, equations: Sequence[Equation]) -> Fit:
     return Fit((float(fitted[0]), float(fitted[1]), float(fitted[2])), errors, int(len(times) - kept.sum()))
 
 
-def nonnegative(rows: Matrix, values: Matrix) -> Matrix:
-    """The least squares solution without negative parts: the best of all choices of parts that are 0."""
-    columns = rows.shape[1]
-    best, least = np.zeros(columns), float(values @ values)
-    for size in range(1, columns + 1):
-        for chosen in combinations(range(columns), size):
-            part = np.linalg.lstsq(rows[:, chosen], values, rcond=None)[0]
-            rest = values - rows[:, chosen] @ part
-            if (part >= 0).all() and float(rest @ rest) < least:
-                least = float(rest @ rest)
-                best = np.zeros(columns)
-                best[list(chosen)] = part
-    return best
-
-
 def _require_determined(source: str, rows: Matrix) -> None:
     """Refuse a column that is 0 or follows from the others; prompt tokens and requests before the base."""
     for at in (1, 2, 0):
@@ -219,13 +195,6 @@ def _require_determined(source: str, rows: Matrix) -> None:
         if float(np.linalg.norm(rest)) <= ALIKE * float(np.linalg.norm(column)):
             why = "all 0" if not column.any() else "the same in all of them, or follow from the others"
             raise UsageError(f"{source} cannot tell --{NAMES[at]}: its {COUNTED[at]} are {why}")
-
-
-def standard_errors(rows: Matrix, values: Matrix, fitted: Matrix) -> list[float]:
-    """The standard error of each coefficient of a least squares fit."""
-    rest = values - rows @ fitted
-    variance = float(rest @ rest) / max(1, len(values) - rows.shape[1])
-    return [float(value) for value in np.sqrt(np.maximum(0, np.diag(np.linalg.pinv(rows.T @ rows)) * variance))]
 
 
 # --- trying ---
@@ -257,14 +226,6 @@ def _tried(
     return Prediction(errors_of(times), _compared(firsts), _compared(tokens))
 
 
-def errors_of(values: list[float]) -> Errors | None:
-    """Median and p90 of relative errors, None without any."""
-    if not values:
-        return None
-    values.sort()
-    return Errors(len(values), _least(values, 50), _least(values, 90))
-
-
 def _compared(pairs: list[tuple[float, float]]) -> Compared | None:
     """The errors of (measured, predicted) pairs. A pair without time has no relative error and is left out."""
     errors = errors_of([abs(predicted - real) / real for real, predicted in pairs if real > 0])
@@ -272,14 +233,9 @@ def _compared(pairs: list[tuple[float, float]]) -> Compared | None:
         return None
     real_ms, predicted_ms = (sorted(value / 1e6 for value in column) for column in zip(*pairs, strict=True))
     return Compared(
-        errors.values, errors.median, errors.p90, _least(real_ms, 50), _least(predicted_ms, 50), _least(real_ms, 99),
-        _least(predicted_ms, 99),
+        errors.values, errors.median, errors.p90, least(real_ms, 50), least(predicted_ms, 50), least(real_ms, 99),
+        least(predicted_ms, 99),
     )
-
-
-def _least(ordered: list[float], percent: int) -> float:
-    """The smallest value that ``percent`` of the values do not exceed."""
-    return ordered[-(-percent * len(ordered) // 100) - 1]
 
 
 def serve(

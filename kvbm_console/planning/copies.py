@@ -18,9 +18,11 @@ from kvbm_console.core import events as ev
 from kvbm_console.core.columns import ID_BYTES
 from kvbm_console.core.config import SECOND_NS
 from kvbm_console.core.ids import CandidateStatus, Route
-from kvbm_console.planning.calibrate import Errors, errors_of, nonnegative, standard_errors
+from kvbm_console.planning.fitting import Errors, errors_of, nonnegative, standard_errors
+from kvbm_console.planning.measured import origins_of
 from kvbm_console.recording.reader import Recording
-from kvbm_console.simulator.link import DEFAULT_LINKS, LinkSpec
+from kvbm_console.simulator.link import DEFAULT_LINKS, TOKEN_BYTES, LinkSpec
+from kvbm_console.simulator.machine import SimulatedMachine
 
 COPIES_MIN: Final = 8
 """Copies of a direction for a fit: four for each of its two numbers. With fewer the latency alone is fitted."""
@@ -90,6 +92,15 @@ def copies_of(recording: Recording, block_bytes: int, times: dict[int, int]) -> 
                     route = Route(10 * source.tier + target.tier)
                     found.append(CopyTime(route, size, start_ns - promoted_ns, at_ns - start_ns))
     return found
+
+
+def links_in(recording: Recording) -> list[LinkFit]:
+    """The fits of a recording. Blocks without a size have that of the recording, else of 16 tokens of an 8B model."""
+    about = recording.segments[0].about
+    machine = SimulatedMachine.of_labels(about.config, about.labels)
+    own = None if machine is None else machine.engine.token_bytes * about.config.block_tokens
+    block_bytes = recording.block_bytes or own or TOKEN_BYTES * about.config.block_tokens
+    return fit_links(copies_of(recording, block_bytes, origins_of(recording)))
 
 
 def fit_links(copies: list[CopyTime]) -> list[LinkFit]:

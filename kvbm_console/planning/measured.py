@@ -365,7 +365,7 @@ class _Reading:
 def of_recording(recording: Recording) -> Measured:
     """The steps and requests of a recording."""
     reading = _Reading()
-    times = _origins(recording)
+    times = origins_of(recording)
     expected = None
     for batch in recording.events():
         for event in batch:
@@ -383,7 +383,7 @@ def _has_hashes(served: Served, block_tokens: int) -> bool:
     return len(served.hashes) == prompt and len(served.output_hashes) >= full - prompt
 
 
-def _origins(recording: Recording) -> dict[int, int]:
+def origins_of(recording: Recording) -> dict[int, int]:
     """Each stimulus that carries the engine's own time, to that time."""
     return {
         stimulus.n: stimulus.origin_ns for batch in recording.stimuli() for stimulus in batch

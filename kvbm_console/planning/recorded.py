@@ -31,7 +31,7 @@ from kvbm_console.core.config import LeaderConfig
 from kvbm_console.core.errors import UsageError
 from kvbm_console.core.eviction.policy import PolicyConfig
 from kvbm_console.core.ids import Authority, FinishReason, Tier
-from kvbm_console.planning.measured import Measured, of_recording
+from kvbm_console.planning.measured import Measured, of_recording, origins_of
 from kvbm_console.planning.options import BLOCK_TOKENS, Geometry
 from kvbm_console.recording.reader import Recording
 from kvbm_console.simulator.config import EngineConfig
@@ -162,11 +162,7 @@ def _read(text: str, path: Path, incarnation: str, engine: int | None, last_seq:
             reading.whole &= expected in (None, event.seq)
             expected = event.seq + 1
             reading.take(event)
-    times = {
-        stimulus.n: stimulus.origin_ns for stimuli in recording.stimuli() for stimulus in stimuli
-        if stimulus.origin_ns is not None
-    }
-    return _Run(text, recording, reading, times).of_engine(engine)
+    return _Run(text, recording, reading, origins_of(recording)).of_engine(engine)
 
 
 # --- reading ---

@@ -19,7 +19,8 @@ from kvbm_console.cli.main import cli
 from kvbm_console.core.errors import UsageError
 from kvbm_console.core.events import SlotMoved
 from kvbm_console.core.ids import SlotState
-from kvbm_console.planning.calibrate import calibrate, fit_times, nonnegative
+from kvbm_console.planning.calibrate import calibrate, fit_times
+from kvbm_console.planning.fitting import nonnegative
 from kvbm_console.planning.measured import Equation, Measured, read_measured
 from kvbm_console.recording.reader import Recording
 from kvbm_console.simulator.config import EngineConfig

@@ -25,11 +25,11 @@ from tests.core.eviction.generated import WORKLOADS
 CAPACITY: Final = 4_000
 REQUESTS: Final = 2_000
 """Of the trace: enough to fill the pool many times, and a fifth of a second under each policy."""
-LIMIT_NS: Final = {"simple_lru": 500.0, "lrfu_auto": 2_500.0, "belady": 2_000.0}
+LIMIT_NS: Final = {"simple_lru": 500.0, "lrfu_auto": 2_500.0, "learned": 3_000.0, "belady": 2_000.0}
 """Two million references a second, 400,000 and 500,000."""
 OTHERS_NS: Final = 1e9 / 600_000
 STARTS: Final = 3
-LIMIT_S: Final = {"simple_lru": 0.6, "lrfu": 1.2, "lrfu_auto": 2.0}
+LIMIT_S: Final = {"simple_lru": 0.6, "lrfu": 1.2, "lrfu_auto": 2.0, "learned": 2.0}
 """For the whole trace with the start of the program."""
 
 

@@ -1,11 +1,12 @@
 """``python -m tests.benchmarks.policies``: hit rates of every policy over the same references, in one run.
 
-A row is a load at a capacity. It has ``simple_lru``, ``lrfu_auto``, the best other policy of this program, the best of
+A row is a load at a capacity. It has ``simple_lru``, ``learned``, the best other policy of this program, the best of
 libCacheSim (``pip install libcachesim``; without it the column is empty) and the optimum. Capacities are shares of the
-load's distinct blocks. ``lrfu_auto`` runs once with the ids of the load and once for each ``--relabel`` with other ids,
+load's distinct blocks. ``learned`` runs once with the ids of the load and once for each ``--relabel`` with other ids,
 and its lowest hit rate counts. ``--trace SPEC`` adds a load, for example ``mooncake:FILE``; ``-v`` shows every policy.
 
-The rules of ``lrfu_auto`` were chosen on ``CHOSEN_ON``; all other loads are held out.
+``learned`` was developed on ``CHOSEN_ON`` and on agentic sessions with odd numbers; all other loads are
+held out. ``synthetic.jsonl`` is Mooncake's synthetic trace.
 
 Law of this file: a hit is a block in the leading run of resident blocks, for every policy. A prompt's blocks are
 touched tail first, and libCacheSim's caches get exactly these touches.
@@ -28,8 +29,10 @@ from kvbm_console.planning.traces import parse_trace
 from tests.conftest import shared_directory
 from tests.core.eviction.generated import WORKLOADS, references_named
 
-JUDGED: Final = "lrfu_auto"
-CHOSEN_ON: Final = ("chat-a", "chat-b", "chat-c", "agents-a", "agents-b", "agents-c", "default-a", "shared trace")
+JUDGED: Final = "learned"
+CHOSEN_ON: Final = (
+    "chat-a", "chat-b", "chat-c", "agents-a", "agents-b", "agents-c", "default-a", "shared trace", "synthetic.jsonl",
+)
 THEIRS: Final = (
     "LRU", "SLRU", "TwoQ", "ARC", "LIRS", "LFU", "LFUDA", "S3FIFO", "Sieve", "WTinyLFU", "LeCaR", "Cacheus",
 )

@@ -18,7 +18,7 @@ from typing import Final
 
 import pytest
 
-from kvbm_console.core.eviction import policy, ranked, shadows, simple_lru
+from kvbm_console.core.eviction import learned, policy, ranked, shadows, simple_lru
 from kvbm_console.core.leader import foresight, memory, prefetch
 from kvbm_console.core.leader.memory import LiveMemory
 from kvbm_console.planning.options import CacheOptions
@@ -39,7 +39,8 @@ from tests.benchmarks.memory import visit
 
 BOUNDS: Final[tuple[tuple[types.ModuleType, str, int], ...]] = (
     (policy, "GHOSTS_MIN", 64), (policy, "GHOSTS_PER_BLOCK", 1), (ranked, "_HEAP_SLACK", 32),
-    (shadows, "_HEAP_SLACK", 8), (simple_lru, "_SLACK", 32), (memory, "HISTORY_PART", 32), (memory, "LEFT_MAX", 64),
+    (shadows, "_HEAP_SLACK", 8),
+    (learned, "_HEAP_SLACK", 32), (simple_lru, "_SLACK", 32), (memory, "HISTORY_PART", 32), (memory, "LEFT_MAX", 64),
     (memory, "NAMED_MAX", 256), (foresight, "CONTEXTS_MAX", 256), (prefetch, "SESSIONS_MAX", 8),
 )
 WARM_EVENTS: Final = 10_000
@@ -105,8 +106,8 @@ def _low_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("eviction", "events"), [
-    ("lrfu_auto", 60_000), ("simple_lru", 30_000),
-    pytest.param("lrfu_auto", 2_000_000, marks=[pytest.mark.slow, pytest.mark.timeout(2_400)]),
+    ("lrfu_auto", 60_000), ("learned", 60_000), ("simple_lru", 30_000),
+    pytest.param("learned", 2_000_000, marks=[pytest.mark.slow, pytest.mark.timeout(2_400)]),
 ])
 def test_no_table_grows_with_the_length_of_a_run(tmp_path: Path, eviction: str, events: int) -> None:
     with machine(tmp_path, eviction) as (service, rig):
@@ -140,7 +141,7 @@ def test_the_count_finds_a_table_that_grows(tmp_path: Path) -> None:
 
 
 def test_an_export_of_memory_leaves_nothing_behind(tmp_path: Path) -> None:
-    with machine(tmp_path, "lrfu_auto") as (service, rig):
+    with machine(tmp_path, "learned") as (service, rig):
         run_to(service, rig, 2_000)
         live = service.leader.live_memory
         before = objects(live)

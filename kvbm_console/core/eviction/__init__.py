@@ -1,6 +1,7 @@
 """Eviction policies behind one interface; ``policy`` has the interface, the names and the parameters."""
 
 from kvbm_console.core.eviction.auto import LrfuAuto
+from kvbm_console.core.eviction.learned import Learned
 from kvbm_console.core.eviction.policy import PolicyConfig, TierPolicy
 from kvbm_console.core.eviction.ranked import AdaptiveLru, FrequencyBased, Lfu, Lrfu
 from kvbm_console.core.eviction.simple_lru import SimpleLru
@@ -18,4 +19,6 @@ def make_policy(config: PolicyConfig, capacity: int) -> TierPolicy:
         return AdaptiveLru(capacity, config.frequency_weight, config.frequency_credit_s)
     if config.policy == "lrfu":
         return Lrfu(capacity, config.half_life_s)
-    return LrfuAuto(capacity)
+    if config.policy == "lrfu_auto":
+        return LrfuAuto(capacity)
+    return Learned(capacity)

@@ -22,7 +22,7 @@ import msgspec
 
 from kvbm_console.core.errors import UsageError
 
-POLICIES: Final = ("simple_lru", "lfu", "frequency_based", "adaptive_lru", "lrfu", "lrfu_auto")
+POLICIES: Final = ("simple_lru", "lfu", "frequency_based", "adaptive_lru", "lrfu", "lrfu_auto", "learned")
 """Policies that need no knowledge of the future; ``belady`` exists only where the future is known."""
 DEFAULT_POLICY: Final = "lrfu_auto"
 """The policy of ``simulate``, ``serve`` and ``demo``. ``python -m tests.benchmarks.policies`` compares it with the

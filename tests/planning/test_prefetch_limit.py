@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from kvbm_console.core import events as ev
+from kvbm_console.core.eviction.policy import PolicyConfig
 from kvbm_console.core.leader import Leader, Outcome, foresight
 from kvbm_console.core.leader.foresight import JUDGED_LEAST, PROBE_BLOCKS, PROBE_EVERY, PrefetchMemory
 from kvbm_console.core.state import CacheState
@@ -107,10 +108,11 @@ def test_hosts_agree_on_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     assert report["prefetch"]["limits"] > 0
 
 
-def test_the_shared_trace_is_not_limited(mooncake_trace: object) -> None:
+@pytest.mark.parametrize("policy", ["lrfu_auto", "learned"])
+def test_the_shared_trace_is_not_limited(mooncake_trace: object, policy: str) -> None:
     leader, told = run(SimulateOptions(
         trace=f"mooncake:{mooncake_trace}", limit=250, block_size=512, total_kv_blocks=600, kv_cpu_blocks=600,
-        kv_disk_blocks=20_000, kv_offload_threshold=0.0, stats_every=0,
+        kv_disk_blocks=20_000, kv_offload_threshold=0.0, stats_every=0, policy=PolicyConfig(policy=policy),
     ))
     assert not told
     assert leader.memory.prefetch.used >= 0.8 * leader.memory.prefetch.fetched

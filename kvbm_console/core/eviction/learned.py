@@ -21,6 +21,7 @@ its second turn for minutes, and gives up one in its fifth turn at once.
 Law of this file: blocks leave from the leaves of the tree, as far as they may. A choice of victims changes nothing.
 """
 
+import math
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, KeysView, Sequence
 from heapq import heapify, heappop, heappush
@@ -39,6 +40,8 @@ EARLY_SHARE: Final = 4
 """A fit comes when there were a quarter more references, at least ``FIRST_FIT`` and at most ``FIT_EVERY``."""
 CLIMB_EVERY: Final = 128
 """References between two looks at the ladder: a look costs as much as 30 references."""
+AWAITED_FITS: Final = 2
+"""So many fits long a block that came back without a use is kept before all others."""
 TICK_NS: Final = 1_000
 """The clock moves on by so much at each use, so that a load without times has an order at least."""
 KEPT_GHOSTS: Final = 7 / 8
@@ -50,8 +53,8 @@ _HEAP_SLACK: Final = 1_000
 class Node:
     """A chain of blocks that were always used together."""
 
-    __slots__ = ("asked", "busy", "children", "counted", "end", "entry", "fan", "held", "keys", "kind", "last",
-                 "number", "parent", "real", "rung", "turn", "uses")
+    __slots__ = ("asked", "awaited", "busy", "children", "counted", "end", "entry", "fan", "gone", "held",
+                 "keys", "kind", "last", "number", "parent", "real", "rung", "turn", "uses")
 
     def __init__(self, keys: list[int], parent: "Node | None") -> None:
         self.keys = keys
@@ -81,6 +84,10 @@ class Node:
         self.rung = 0
         self.counted = False
         """True for the one of several nodes with the same class and use that is counted on the ladder."""
+        self.gone = False
+        """True if some of its blocks were evicted since the last use."""
+        self.awaited = 0
+        """Above 0 if it came back without a use, as a prefetch does: its use is near, whatever was learnt."""
         self.entry = 0
         """Number of its live entry in the heap, else 0."""
 
@@ -152,7 +159,11 @@ class Learned:
                 self._used(node, session_class(1, 0) if above is self._root else above.kind, above.turn, counted=False)
                 node.asked = 0
         self._hold(filterfalse(self._held.__contains__, keys))
-        self._enter(dict.fromkeys(map(self._node.__getitem__, keys)))
+        nodes = dict.fromkeys(map(self._node.__getitem__, keys))
+        for node in nodes:
+            if node.gone:
+                node.awaited = AWAITED_FITS
+        self._enter(nodes)
 
     def forget(self, keys: Iterable[int]) -> None:
         """These blocks are not resident any more."""
@@ -165,7 +176,7 @@ class Learned:
             own, end = node.keys, node.end
             while end and own[end - 1] not in held:
                 end -= 1
-            node.end = end
+            node.end, node.gone = end, True
             if not node.occupied:
                 self._vacate(node)
         if len(self._node) - len(held) > self._prune_at:
@@ -261,6 +272,7 @@ class Learned:
         self._nodes[head] = None
         head.held = sum(map(self._held.__contains__, head.keys))
         tail.held -= head.held
+        head.gone, head.awaited = tail.gone, tail.awaited
         head.asked, tail.asked = min(tail.asked, size), max(tail.asked - size, 0)
         head.end, tail.end = min(tail.end, size), max(tail.end - size, 0)
         head.busy = int(tail.occupied)
@@ -320,7 +332,7 @@ class Learned:
         node.number, node.last, node.rung, node.entry = self._numbers, self._now, 0, 0
         node.uses += 1
         node.kind, node.turn, node.counted = kind, turn, counted
-        node.asked = len(node.keys)
+        node.asked, node.gone, node.awaited = len(node.keys), False, 0
         self._ladder[0].append((node.number, node))
         if counted:
             self.returns.began(kind)
@@ -401,6 +413,8 @@ class Learned:
     # --- the order ---
 
     def _worth(self, node: Node) -> float:
+        if node.awaited:
+            return math.inf
         return self.returns.worths(node.kind)[node.rung] if self.returns.fits else 0.0
 
     def _push(self, node: Node) -> None:
@@ -419,6 +433,9 @@ class Learned:
         if self._references >= self._fit_at:
             self._fit_at = self._references + min(max(self._references // EARLY_SHARE, FIRST_FIT), FIT_EVERY)
             self.returns.fit()
+            for node in self._nodes:
+                if node.awaited:
+                    node.awaited -= 1
         elif len(self._heap) <= 3 * len(self._nodes) + _HEAP_SLACK:
             return
         self._rebuild()
@@ -536,4 +553,4 @@ class Learned:
         self._rebuild()
 
 
-_COLUMNS: Final = ("asked", "last", "number", "uses", "turn", "kind", "rung", "counted", "real")
+_COLUMNS: Final = ("asked", "awaited", "gone", "last", "number", "uses", "turn", "kind", "rung", "counted", "real")

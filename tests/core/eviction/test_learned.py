@@ -126,6 +126,18 @@ def test_a_session_that_ended_goes_before_one_that_goes_on() -> None:
     assert set(policy.victims(len(ended)) or ()) == set(ended)
 
 
+def test_what_was_fetched_ahead_stays_until_its_request_comes() -> None:
+    policy = Learned(10)
+    for number in range(300):
+        policy.touch([number], number * SECOND_NS)
+        if number > 2:
+            policy.forget([number - 3])
+    policy.insert([7], None, 300 * SECOND_NS)
+    assert policy.victims(3) == [297, 298, 299]
+    policy.use([7], 301 * SECOND_NS)
+    assert policy._node[7].awaited == 0
+
+
 # --- worths ---
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from kvbm_console.planning.calibrate import Calibration, Compared
     from kvbm_console.planning.fitting import Errors
 
-SECTIONS: Final = ("simulate", "compare", "serve", "demo")
+SECTIONS: Final = ("simulate", "compare", "plan", "serve", "demo")
 """Commands that take the fitted flags."""
 TABLE_TOKENS: Final = 8_192
 TABLE_REQUESTS: Final = 256

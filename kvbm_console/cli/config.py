@@ -104,7 +104,9 @@ def _toml(value: Any) -> str:
 PATH_VARIABLE: Final = "KVBM_CONSOLE_CONFIG"
 FILE_BYTES_MAX: Final = 1 << 20
 """Far above the size of a file with every flag of every command."""
-SECTIONS: Final = ("demo", "serve", "attach", "status", "tail", "replay", "simulate", "compare", "why", "doctor")
+SECTIONS: Final = (
+    "demo", "serve", "attach", "status", "tail", "replay", "simulate", "compare", "plan", "why", "doctor",
+)
 """Commands that take defaults: those without further commands below them."""
 WITH_CONSOLE: Final = ("demo", "attach", "replay")
 CONSOLE: Final = "console"

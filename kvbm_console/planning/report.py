@@ -28,6 +28,7 @@ from kvbm_console.planning.meter import COMPLETED, Meter, RequestRecord, Timings
 from kvbm_console.planning.options import THRASH_STEPS, SimulateOptions
 from kvbm_console.simulator.config import EngineConfig
 from kvbm_console.simulator.embedded import Rig
+from kvbm_console.simulator.link_settings import LinkSetting
 from kvbm_console.simulator.simulated import EngineTotals
 
 SCHEMA: Final = "kvbm-console.simulate/2"
@@ -109,7 +110,8 @@ INNER: Final[dict[str, dict[str, str]]] = {
         "kv_offload_law": "order: what is evicted next is kept safe; total with --offload-preset original",
         "kv_transfer_bandwidth": "--kv-transfer-bandwidth",
         "kv_transfer_base_latency": "--kv-transfer-base-latency",
-        "links": "--link and --links, in place of the two before", "transfers": "--transfers",
+        "links": "--link and --links, or those of the recording, in place of the two before",
+        "transfers": "--transfers",
         "thrash_window_s": f"--thrash-window, else {THRASH_STEPS} steps of the engine",
         "prefetch": "--prefetch, none without both lower tiers",
         "prefetch_stop": "--prefetch-stop, where it is not best_effort",
@@ -253,10 +255,14 @@ def settings_of(options: SimulateOptions) -> dict[str, Any]:
         "max_num_seqs": engine.max_running,
     }
     if options.tiered:
+        machine = options.machine.links if options.machine is not None else ()
+        links = [setting.text for setting in options.link] or [
+            LinkSetting(link.name, link.bytes_per_s, link.base_latency_ns).text for link in machine
+        ]
         settings |= {
             "kv_cpu_blocks": options.kv_cpu_blocks, "kv_disk_blocks": options.kv_disk_blocks,
             "kv_offload_threshold": options.kv_offload_threshold, "kv_offload_law": options.kv_offload_law,
-            **({"links": [setting.text for setting in options.link]} if options.link else {
+            **({"links": links} if links else {
                 "kv_transfer_bandwidth": options.kv_transfer_bandwidth,
                 "kv_transfer_base_latency": options.kv_transfer_base_latency,
             }), "transfers": options.transfers,

@@ -196,7 +196,7 @@ def test_times_are_found_again_from_requests_alone(tmp_path: Path) -> None:
         measured, predicted = (later[name][f"{which}_{percent}_ms"] for which in ("measured", "predicted"))
         assert abs(predicted / measured - 1) <= within, (name, percent)
     said = read(out)
-    assert set(said) == {"simulate", "compare", "serve", "demo"}
+    assert set(said) == {"simulate", "compare", "plan", "serve", "demo"}
     for section in said.values():
         assert section == {name: f"{mine}ns" for name, mine in times_of(found).items()}
     again = run(tmp_path / "rows.jsonl", "--out", out)

@@ -38,8 +38,10 @@ from kvbm_console.core.tiers import PoolFacts
 
 WINDOW_NS: Final = 600_000_000_000
 """Ten minutes, as the longest trend on any screen."""
-BLOCKS_MAX: Final = 200_000
-"""Blocks in the map: 30 MB at most. With more, those that were used longest ago are forgotten down to ``KEPT``."""
+BLOCKS_MAX: Final = 150_000
+"""Blocks in the map, 28 MB. With more, those that were used longest ago are forgotten down to ``KEPT``."""
+EVICTED_MAX: Final = 100_000
+"""Evicted blocks that are remembered of each tier, 12 MB; the oldest go first."""
 KEPT: Final = 0.8
 ENDED_MAX: Final = 20_000
 """Ended requests of the window: 30 a second."""
@@ -223,8 +225,9 @@ class PrefixMap:
     def evict(self, eviction: MapEviction, hashes: Sequence[int]) -> None:
         """A tier gave these blocks up."""
         gone = self.evicted[eviction.tier - 1]
-        gone.update(dict.fromkeys(hashes, eviction))
-        if len(gone) > self.blocks_max:
+        for key in hashes:
+            gone[key] = eviction
+        if len(gone) > EVICTED_MAX:
             for key in list(islice(gone, len(gone) // 4)):
                 del gone[key]
 
@@ -372,7 +375,9 @@ class PrefixMap:
     def _own(self, node: MapNode, column: bytes) -> None:
         """These blocks belong to the node."""
         self.version += 1
-        self.node_of.update(zip(unpack_hashes(column), repeat(node)))
+        node_of = self.node_of
+        for key in unpack_hashes(column):
+            node_of[key] = node
         if len(self.node_of) > self._limit:
             self._forget(node)
 

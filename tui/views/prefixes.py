@@ -152,7 +152,7 @@ class Prefixes(View):
 
     def _head(self, desk: Desk, layout: Layout, width: int) -> Line:
         forest, by = desk.mirror.prefixes, self._by(desk)
-        told = f"{plural(forest.root.uses, 'request')} in {_window(desk)}" if forest.root.uses else "no request"
+        told = f"{plural(forest.root.uses, 'request')} in {_window(desk)}" if forest.root.uses else _nobody(desk)
         row = Row().put(" PREFIXES", "title").put(f"   {told}", "text")
         each = layout.scale * (2 if desk.glyphs.pixels else 1)
         row.put(f"   width = {by}   1 row = {plural(each, 'block')}", "muted")
@@ -390,6 +390,10 @@ def _overlaid(spans: list[Span], labels: list[tuple[int, str, str]]) -> list[Spa
 # --- rows of words ---------------------------------------------------------------------------------------------------
 
 
+def _nobody(desk: Desk) -> str:
+    return "an event stream names no request" if desk.mirror.facts.streams_only else f"no request in {_window(desk)}"
+
+
 def _window(desk: Desk) -> str:
     """The time in which requests are counted: ten minutes, or as long as the map is folded."""
     since_ns = desk.mirror.prefixes.since_ns
@@ -444,7 +448,7 @@ def _summary(desk: Desk, box: Box, known: Figures, width: int) -> list[Line]:
     now = desk.now_ns
     row = Row().put(f"{desk.glyphs.select}", "selbar").put(_where(box, known), "strong")
     row.put("   lies in ", "muted").put(_lies(known), "text")
-    used = plural(len(known.users), "request") if known.users else f"no request in {_window(desk)}"
+    used = plural(len(known.users), "request") if known.users else _nobody(desk)
     second = Row().put(f" {used}", "text")
     second.put("   last used ", "muted").put(f"{duration(max(0, now - known.last_ns))} ago", "text")
     if known.culprits:
@@ -470,7 +474,7 @@ def _panel(desk: Desk, box: Box, known: Figures, width: int) -> list[Line]:
     names = ", ".join(cut_middle(plain(user.request), 20) for user in known.users[:NAMES])
     more = f" and {count(len(known.users) - NAMES)} more" if len(known.users) > NAMES else ""
     used = f"{plural(len(known.users), 'request')}, {count(len(live))} live: {names}{more}"
-    used = used if known.users else f"no request in {_window(desk)}"
+    used = used if known.users else _nobody(desk)
     lines.append(Row().put(" used by   ", "muted").put(cut(used, width - 13), "text").line("", width))
     for each in known.culprits[:CULPRITS]:
         who = f" for {cut_middle(plain(each.request), 20)}" if each.request else ""

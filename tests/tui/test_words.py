@@ -21,7 +21,7 @@ LIFE = {"staged", "onboarding", "preempted", "skipped"}
 ELSEWHERE = {
     "never_stored", "evicted", "promoted", "skipped", "allowed", "gap", "past its limit", "need", "OP", "op",
     "stimulus", "G3", "seq", "RANKS", "thrash", "limit", "evidence", "to do", "queued", "SITE", "cell", "LIFE",
-    "misses",
+    "misses", "lane", "waiting",
     "PAYS", "CURVE", "box", "colour", "stay", "kept", "by", "for", "times", "brightness", "seam", "+N", "more",
 }
 """Words of views that have something chosen, or of wide screens."""

@@ -88,7 +88,7 @@ def _in_queue(mirror: Mirror, state: CacheState, slot: SlotFacts, text: str) -> 
     if queue is None or slot.slot not in queue.place:
         return text
     if queue.still is not None:
-        return f"deadlock: {waits.circle(queue.still)}"
+        return f"{text}; deadlock: {waits.circle(queue.still)}"
     place = queue.place[slot.slot]
     if place == 1:
         return text if len(queue.place) == 1 else f"{text}; first of {len(queue.place)} in the queue"

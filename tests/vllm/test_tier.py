@@ -1,5 +1,6 @@
 """The tap around vLLM's own tiers, under vLLM's own manager. Run by ``make test-vllm``."""
 
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -61,9 +62,19 @@ def test_every_member_of_vllms_class_that_is_not_ours_is_the_inner_tiers(tmp_pat
     assert (tier.tier_type, tier.locality.value, tier.medium.value) == ("fs", "LOCAL", "STORAGE")
 
 
+@pytest.fixture
+def log(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> pytest.LogCaptureFixture:
+    """What the tap logs, whatever an earlier test has made of vLLM's loggers."""
+    logger = logging.getLogger("vllm.kvbm_console")
+    monkeypatch.setattr(logger, "handlers", [caplog.handler])
+    monkeypatch.setattr(logger, "propagate", False)
+    monkeypatch.setattr(logger, "disabled", False)
+    return caplog
+
+
 @pytest.mark.parametrize(("mode", "sample"), [("off", 1), ("report", 1), ("fail", 1), ("fail", 4)])
 def test_flipped_bits_on_disk(
-    tmp_path: Path, made: list[Below], mode: str, sample: int, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, made: list[Below], mode: str, sample: int, log: pytest.LogCaptureFixture
 ) -> None:
     """Without the tap vLLM takes the damaged blocks as hits. With ``fail`` it takes no wrong block."""
     one = below(made, tmp_path, [tapped(files(tmp_path), integrity=mode, sample=sample)])
@@ -80,7 +91,7 @@ def test_flipped_bits_on_disk(
             assert wrong == [each for each in bad if each not in seen]
         else:
             assert (hits, wrong) == (KEYS, bad)
-    lines = [record.getMessage() for record in caplog.records if "damaged block" in record.getMessage()]
+    lines = [record.getMessage() for record in log.records if "damaged block" in record.getMessage()]
     assert len(lines) == (0 if mode == "off" else len(seen))
     assert all("request victim" in line and "tier fs" in line for line in lines)
     assert all(any(each.hex() in line for line in lines) for each in (seen if mode != "off" else []))

@@ -43,7 +43,7 @@ SECONDS: Final = 5.0
 KEYS: Final = 12
 """Presses of each case."""
 HELP: Final = b"EVERYWHERE"
-TAPE_REQUESTS: Final = 7_000
+TAPE_REQUESTS: Final = 11_000
 """Requests of the recorded run: about a million events, so that the flood outlasts a figure."""
 REQUESTS: Final = 5_000
 """Requests of the soak."""

@@ -325,14 +325,16 @@ def choose_ascii(ascii_only: bool, environment: dict[str, str] | None = None) ->
 def run_console(
     session: TargetSession, *, theme: str | None = None, ascii: bool = False, no_color: bool = False,
     read_only: bool = False, more: Sequence[TargetSession] = (), utc: bool = False, view: int = OVERVIEW,
+    request: str | None = None,
 ) -> int:
-    """Run the console, which begins at ``view``, until it is left; returns the exit status. The terminal is restored
-    whatever happens."""
+    """Run the console, which begins at ``view`` with this request selected, until it is left; returns the exit status.
+    The terminal is restored whatever happens."""
     app = ConsoleApp(
         session, theme=choose_theme(theme, no_color), ascii_only=choose_ascii(ascii), read_only=read_only,
         more=more, utc=utc,
     )
     app.desk.current = view
+    app.desk.select(request)
     gc.freeze()  # loaded modules stay, so no collection needs to walk them again
     result = app.run()
     return result if result is not None else (app.return_code or 0)

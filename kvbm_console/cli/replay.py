@@ -23,7 +23,7 @@ HITS_MAX: Final = 20_000
 @click.command()
 @click.argument("path", metavar="DIR-or-FILE", type=click.Path(exists=True, path_type=Path))
 @click.option("--at", "place", metavar="PLACE", help="Begin here: an event, 90s or -60s of the engine's time, end, a "
-              "time of day such as 15:00:03 or 2026-11-21T15:00:00, or the link of an exported page (#seq=237).")
+              "time of day such as 15:00:03 or 2026-11-21T15:00:00, or an exported page's link (#seq=237&slot=5).")
 @click.option("--speed", type=click.FloatRange(0.001, 1e6), metavar="FACTOR",
               help="Play from there at once, N times as fast.")
 @click.option("--follow", is_flag=True, help="The recording is still being written: begin at its end, go on with it.")
@@ -44,7 +44,8 @@ def replay(
     from kvbm_console.recording.reader import Recording
 
     recording = Recording.open(path, run)
-    at_seq = None if place is None else seq_of(recording, parse_position(place, utc=look["utc"]))
+    position = None if place is None else parse_position(place, utc=look["utc"])
+    at_seq = None if position is None else seq_of(recording, position)
     if form == "json":
         if follow or speed is not None:
             raise UsageError("--format json prints one place: --follow and --speed have no meaning with it")
@@ -64,14 +65,19 @@ def replay(
     if follow or speed is not None:
         playback.play()
     from tui.app import run_console
-    from tui.desk import OVERVIEW, RECORD
+    from tui.desk import OVERVIEW, RECORD, SLOT
     from tui.source import TargetSession
 
     session = TargetSession(
         RecordingFeed(playback), None, playback, explain=explainer("--run", recording.incarnation, path=path),
         find_hits=hit_finder(path, recording.incarnation),
     )
-    run_console(session, view=OVERVIEW if begins or follow else RECORD, **look)
+    request = None
+    if position is not None and position.slot is not None:
+        slot = recording.state_at(recording.last_seq if at_seq is None else at_seq).slots.get(position.slot)
+        request = None if slot is None else slot.request
+    view = SLOT if request is not None else OVERVIEW if begins or follow else RECORD
+    run_console(session, view=view, request=request, **look)
 
 
 def hit_finder(path: Path, run: str) -> "Callable[[Sequence[BreakpointSpec]], Awaitable[list[int]]]":

@@ -25,7 +25,7 @@ from kvbm_console.recording.reader import Recording
 from kvbm_console.stream.tape import RunTape
 
 _TIME: Final = re.compile(r"(-?)(\d+(?:\.\d+)?)(ns|us|µs|ms|s|m|h)")
-_LINK: Final = re.compile(r"(?:[^#]{0,4096})#seq=(\d{1,18})(?:&slot=\d{1,18})?")
+_LINK: Final = re.compile(r"(?:[^#]{0,4096})#seq=(\d{1,18})(?:&slot=(\d{1,18}))?")
 _TIME_OF_DAY: Final = re.compile(r"\d{1,2}:\d{2}.*")
 _UNITS_NS: Final = {
     "ns": 1, "us": 1_000, "µs": 1_000, "ms": 1_000_000, "s": SECOND_NS, "m": 60 * SECOND_NS, "h": 3_600 * SECOND_NS,
@@ -39,13 +39,15 @@ class Position(msgspec.Struct, frozen=True):
     kind: str
     value: int = 0
     zone: tzinfo | None = None
+    slot: int | None = None
+    """The slot that a page's link names."""
 
 
 def parse_position(text: str, *, utc: bool = False) -> Position:
     """The place that a text names; raises ``UsageError``. ``utc``: a wall's time without a zone is of UTC, else local.
 
     >>> parse_position("-1.5s")
-    Position(kind='back', value=1500000000, zone=None)
+    Position(kind='back', value=1500000000, zone=None, slot=None)
     """
     text = text.strip()
     if text == "end":
@@ -54,7 +56,7 @@ def parse_position(text: str, *, utc: bool = False) -> Position:
         return Position("seq", int(text))
     link = _LINK.fullmatch(text)
     if link is not None:
-        return Position("seq", int(link[1]))
+        return Position("seq", int(link[1]), slot=None if link[2] is None else int(link[2]))
     match = _TIME.fullmatch(text)
     if match is not None and len(text) <= 32:
         return Position("back" if match[1] else "engine", round(float(match[2]) * _UNITS_NS[match[3]]))

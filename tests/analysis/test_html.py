@@ -28,6 +28,7 @@ from kvbm_console.recording.positions import parse_position
 from kvbm_console.recording.reader import Recording
 from kvbm_console.testing import Driven
 from tests.analysis.browser import needs_chromium, tab
+from tui.desk import OVERVIEW, SLOT
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 NAMES: Final = sorted(path.stem for path in (ROOT / "recordings").glob("*.mcap"))
@@ -108,11 +109,27 @@ def test_a_large_run_is_refused_with_a_remedy(tmp_path: Path, monkeypatch: pytes
 
 
 def test_replay_takes_the_link_of_a_page() -> None:
-    assert parse_position("#seq=232&slot=5").value == 232
+    linked = parse_position("#seq=232&slot=5")
+    assert (linked.value, linked.slot) == (232, 5)
     assert parse_position("run.html#seq=7").value == 7
     shown = CliRunner().invoke(cli, ["replay", str(ROOT / "recordings" / "thrash.mcap"), "--at", "#seq=100&slot=1",
                                      "--format", "json"])
     assert json.loads(shown.stdout)["stream"]["head_seq"] == 100
+
+
+@pytest.mark.parametrize(("link", "opened"), [
+    ("#seq=100&slot={slot}", True), ("page.html#seq=100&slot=999", False), ("#seq=100", False),
+])
+def test_a_link_opens_the_replay_at_its_slot(link: str, opened: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: dict[str, Any] = {}
+    monkeypatch.setattr("kvbm_console.cli.output.require_terminal", lambda *_: None)
+    monkeypatch.setattr("tui.app.run_console", lambda session, **more: begun.update(more))
+    path = ROOT / "recordings" / "thrash.mcap"
+    slot = next(iter(Recording.open(path).state_at(100).slots.values()))
+    at = link.format(slot=slot.slot)
+    done = CliRunner().invoke(cli, ["replay", str(path), "--at", at], prog_name="kvbm-console")
+    assert done.exit_code == 0, done.output
+    assert (begun["view"], begun["request"]) == ((SLOT, slot.request) if opened else (OVERVIEW, None))
 
 
 # --- without names ---

@@ -138,8 +138,10 @@ class Learned:
     def touch(self, keys: Sequence[int], at_ns: int) -> None:
         """See ``EvictionPolicy.touch``."""
         used = self._use(list(keys), at_ns)
-        self._hold(filterfalse(self._held.__contains__, keys))
-        self._enter(used)
+        fresh = list(filterfalse(self._held.__contains__, keys))
+        self._hold(fresh)
+        # A block that is known under another prefix comes into a node that was not used.
+        self._enter(dict.fromkeys((*used, *map(self._node.__getitem__, fresh))))
         self._turn_over()
 
     def use(self, keys: Sequence[int], at_ns: int) -> None:

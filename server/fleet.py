@@ -52,7 +52,7 @@ def _problem(level: Level, lint: str, who: str, what: str, because: str, request
 
 
 def find(service: LeaderService, hashes: Sequence[int], request: str) -> list[Located]:
-    """What this daemon has of each block and, if it is named, of the request, which stands last. The name that an
+    """This daemon's answer for each block and, if it is named, for the request, which stands last. The name that an
     engine's client knows finds the request, too."""
     state = service.state
     pools = state.living(state.pools)

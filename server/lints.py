@@ -51,7 +51,7 @@ class LintWatch:
         self.findings: Sequence[Finding] = ()
         """The worst findings of now."""
         self.digest = Digest()
-        """What the requests met, since the oldest event that the daemon remembered when the watch began."""
+        """The digest of the requests since the oldest event that the daemon remembered when the watch began."""
         self.turns = 0
         """Turns that are over; the other attributes say nothing before the first."""
         self.always = False

@@ -40,7 +40,7 @@ daemons than cells, a cell stands for several of them and shows the worst."""
 
 
 class FleetDesk:
-    """What is selected, searched and shown of a report."""
+    """A report, with the daemon that is selected and the text that is searched."""
 
     def __init__(self, *, ascii_only: bool = False) -> None:
         self.report: FleetReport | None = None
@@ -149,7 +149,7 @@ class FleetDesk:
 
 
 class Columns(NamedTuple):
-    """Where the columns of the list stand at a width."""
+    """The places of the list's columns at a width."""
 
     stands: int
     ends: dict[str, int]

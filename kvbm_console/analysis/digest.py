@@ -129,7 +129,7 @@ def _sum(one: MissedFrom, other: MissedFrom) -> MissedFrom:
 
 
 class Digest(msgspec.Struct):
-    """What a daemon's requests met, as far back as the daemon remembers."""
+    """Hits, times and missing prefixes of a daemon's requests, as far back as the daemon remembers."""
 
     prompt_blocks: int = 0
     hits: list[int] = msgspec.field(default_factory=lambda: [0, 0, 0, 0])

@@ -33,7 +33,7 @@ class Problem(msgspec.Struct):
 
 
 class DaemonSummary(msgspec.Struct):
-    """What a daemon tells of itself. DurationSketch are its engine's."""
+    """A daemon in its own words. Times are its engine's."""
 
     name: str
     program: str
@@ -59,7 +59,7 @@ class DaemonSummary(msgspec.Struct):
 
 
 class Located(msgspec.Struct):
-    """What a daemon has of a block or a request: the tiers that hold the block, or the state of the slot."""
+    """The tiers of a daemon that hold a block, or the state of a request's slot there."""
 
     tiers: list[str] = []
     slot: str | None = None

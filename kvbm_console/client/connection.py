@@ -122,7 +122,7 @@ class Client:
         return msgspec.json.decode(reply.summary_json, type=DaemonSummary)
 
     async def find(self, hashes: Sequence[int], request: str = "") -> list[Located]:
-        """What the daemon has of each block and, if it is named, of the request, which stands last."""
+        """The daemon's answer for each block and, if it is named, for the request, which stands last."""
         reply = await self._query(pb.QueryRequest(find=pb.FindQuery(hashes=hashes, request=request)))
         return msgspec.json.decode(reply.found_json, type=list[Located])
 

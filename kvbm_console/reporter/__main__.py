@@ -227,7 +227,7 @@ class Reporter:
 
 
 def _points(settings: TapSettings) -> tuple[WaitPoint, ...]:
-    """Where this engine can let a request stand still."""
+    """The places at which this engine can let a request stand still."""
     return (WaitPoint.LOOKUP, WaitPoint.DISPATCH) if settings.tiers else (WaitPoint.LOOKUP,)
 
 

@@ -112,7 +112,7 @@ class Returns:
         self._prepare()
 
     def _prepare(self) -> None:
-        """What classes lean on: the chances of all blocks, of each half and of each row."""
+        """The chances that classes lean on: of all blocks, of each half and of each row."""
         rows: dict[int, tuple[Sequence[float], Sequence[float]]] = {}
         for kind in sorted(self._used):
             for name in (kind // COLUMNS, *_halves(kind)):

@@ -6,7 +6,7 @@ in everything, also in the order of copies of a hash, so a leader goes on from i
 
 from array import array
 from collections.abc import Callable
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
 import msgspec
 import xxhash
@@ -30,7 +30,7 @@ _NUMBERS: Final = (
 
 
 class _Chains(msgspec.Struct, array_like=True):
-    parent_of: bytes
+    parent_of: memoryview
     marks: list[tuple[int, BlockMark]]
     lived: list[int]
     again: list[tuple[tuple[int, int], int]]
@@ -39,10 +39,10 @@ class _Chains(msgspec.Struct, array_like=True):
 
 class _Pool(msgspec.Struct, array_like=True):
     info: tuple[int, int, int, int, int, str, int | None, int, int]
-    hash_of: bytes
-    content: bytes
-    refs: bytes
-    stored_at: bytes
+    hash_of: memoryview
+    content: memoryview
+    refs: memoryview
+    stored_at: memoryview
     copies: list[tuple[int, list[int]]]
     quarantined: list[tuple[int, list[int]]]
     chains: _Chains | None = None
@@ -72,12 +72,18 @@ _ENCODER: Final = msgspec.msgpack.Encoder(order="deterministic")
 _DECODER: Final = msgspec.msgpack.Decoder(_Facts)
 
 
+def _column(typecode: Literal["I", "Q", "q"], data: memoryview) -> "array[int]":
+    column: array[int] = array(typecode)
+    column.frombytes(data)
+    return column
+
+
 def _pack_pool(pool: PoolFacts) -> _Pool:
     info = pool.info
     return _Pool(
         (info.pool, info.source, info.dp_rank, info.group, info.tier, info.medium, info.capacity_blocks,
          info.block_tokens, info.authority),
-        pool.hash_of.tobytes(), bytes(pool.content), pool.refs.tobytes(), pool.stored_at.tobytes(),
+        memoryview(pool.hash_of), memoryview(pool.content), memoryview(pool.refs), memoryview(pool.stored_at),
         [(key, pool.places_of(key)) for key in sorted(pool.copies)], sorted(pool.quarantined.items()),
         _pack_chains(pool), pool.silent,
     )
@@ -86,7 +92,7 @@ def _pack_pool(pool: PoolFacts) -> _Pool:
 def _pack_chains(pool: PoolFacts) -> _Chains | None:
     chains = pool.chains
     return None if chains is None else _Chains(
-        chains.parent_of.tobytes(), sorted(chains.marks.items()), chains.lived, sorted(chains.again.items()),
+        memoryview(chains.parent_of), sorted(chains.marks.items()), chains.lived, sorted(chains.again.items()),
         chains.stored_blocks,
     )
 
@@ -96,10 +102,10 @@ def _unpack_pool(packed: _Pool) -> PoolFacts:
     pool = PoolFacts(
         PoolInfo(index, source, dp_rank, group, Tier(tier), medium, capacity, block_tokens, Authority(authority))
     )
-    pool.hash_of = array("Q", packed.hash_of)
+    pool.hash_of = _column("Q", packed.hash_of)
     pool.content = bytearray(packed.content)
-    pool.refs = array("I", packed.refs)
-    pool.stored_at = array("q", packed.stored_at)
+    pool.refs = _column("I", packed.refs)
+    pool.stored_at = _column("q", packed.stored_at)
     if not len(pool.hash_of) == len(pool.content) == len(pool.refs) == len(pool.stored_at):
         raise FoldError(f"pool {index} of the snapshot has columns of different lengths")
     pool.by_hash = dict(zip(pool.hash_of, range(len(pool.hash_of)), strict=True))
@@ -121,7 +127,7 @@ def _unpack_chains(pool: PoolFacts, chains: Chains, packed: _Chains | None) -> N
         return
     if len(packed.parent_of) != 8 * len(pool) or len(packed.lived) != LIVES:
         raise FoldError(f"pool {pool.info.pool} of the snapshot has columns of different lengths")
-    chains.parent_of = array("Q", packed.parent_of)
+    chains.parent_of = _column("Q", packed.parent_of)
     chains.marks, chains.lived, chains.again = dict(packed.marks), packed.lived, dict(packed.again)
     chains.stored_blocks = packed.stored_blocks
 

@@ -5,13 +5,12 @@ and only to a terminal.
 """
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, get_args
 
 import click
-import msgspec
 
 from kvbm_console.cli.output import duration, warn
 from kvbm_console.cli.params import Duration, options
@@ -20,20 +19,22 @@ from kvbm_console.core.errors import UsageError
 from kvbm_console.core.eviction.policy import DEFAULT_POLICY, POLICIES, PRESETS, PolicyConfig
 from kvbm_console.planning.options import (
     BLOCK_TOKENS,
+    COMPAT_BANDWIDTH,
     OFFLOAD_PRESETS,
     OFFLOAD_THRESHOLD,
     STEP_NS,
     THRASH_STEPS,
-    CacheOptions,
     Geometry,
     SimulateOptions,
     Transfers,
     blocks_of_size,
     check,
+    check_bandwidth,
+    check_latency,
     parse_size,
 )
 from kvbm_console.simulator.config import EngineConfig
-from kvbm_console.simulator.link_settings import LinkSetting, read_links
+from kvbm_console.simulator.link_settings import LinkSetting, links_text, read_links
 
 if TYPE_CHECKING:
     from kvbm_console.simulator.workloads import Workload
@@ -126,9 +127,10 @@ class LinksFile(click.Path):
 
 link_options = options(
     click.option("--links", type=LinksFile(), metavar="FILE",
-                 help="Links as bench links has measured them; other links are as PCIe, a disk and a network have."),
+                 help="Links as bench links has measured them, in place of those of --link's default."),
     click.option("--link", multiple=True, type=LinkParam(), metavar="NAME=RATE[,TIME]",
-                 help="A link, for example pcie=25GB/s,20us, disk-read=3GB/s or G3>G1=1GB/s; again for others."),
+                 help="A link, for example disk-read=3GB/s or G3>G1=1GB/s,50us; again for others.  "
+                      f"[default: {links_text()}, or those of the recording]"),
 )
 """Links by name, for machines whose links differ."""
 chosen_options = options(
@@ -157,11 +159,13 @@ machine_options = options(
                  help="Copy down until the next 1 - T of a pool to be evicted has a copy below; 0 copies every new "
                       f"block.  [default: {OFFLOAD_THRESHOLD}]"),
     offload_preset_option,
-    click.option("--kv-transfer-bandwidth", type=float, metavar="B",
-                 help="Tokens per microsecond and link.  [default: 100, in serve and demo as PCIe and a disk have]"),
-    click.option("--kv-transfer-base-latency", type=float, metavar="US",
-                 help="Microseconds before a copy begins.  [default: 0, in serve and demo 20 and for the disk 100]"),
     link_options,
+    click.option("--compat", is_flag=True, default=None,
+                 help="All links alike, in the unit of the contract vectors: copies take next to no time."),
+    click.option("--kv-transfer-bandwidth", type=float, metavar="B",
+                 help=f"With --compat: tokens per microsecond and link.  [default: {COMPAT_BANDWIDTH:g}]"),
+    click.option("--kv-transfer-base-latency", type=float, metavar="US",
+                 help="With --compat: microseconds before a copy begins.  [default: 0]"),
     click.option("--transfers", type=click.Choice(get_args(Transfers)),
                  help="Loads run beside the engine, or lengthen the step that asked for them.  [default: async]"),
     policy_options,
@@ -193,11 +197,7 @@ def cache_settings(flags: Mapping[str, Any]) -> dict[str, Any]:
     rule = {name: settings.pop(name) for name in POLICY_FLAGS if name in settings}
     if rule:
         settings["policy"] = policy_config(rule.pop("policy", None), rule.pop("preset", None), **rule)
-    link = (*settings.pop("links", ()), *settings.pop("link", ()))
-    if link:
-        for flag in sorted(LINK_FLAGS & settings.keys()):
-            raise UsageError(f"--link and --{flag.replace('_', '-')} set the same links, got both")
-        settings["link"] = link
+    settings |= _links(settings)
     if "kv_geometry" in settings:
         settings["kv_geometry"] = Geometry.parse(settings["kv_geometry"])
     for size, blocks in SIZES.items():
@@ -212,16 +212,20 @@ def cache_settings(flags: Mapping[str, Any]) -> dict[str, Any]:
     return settings
 
 
-def tell_links(options: SimulateOptions) -> None:
-    """Say on stderr that copies take next to no time, where nothing has set the links of a machine with tiers."""
-    usual = CacheOptions(total_kv_blocks=1)
-    set_here = options.link or (options.machine is not None and options.machine.links)
-    if options.tiered and not set_here and options.kv_transfer_bandwidth == usual.kv_transfer_bandwidth:
-        (link, *_) = options.links()
-        warn(
-            f"each link copies {link.bytes_per_s / 1e12:.1f} TB/s, so copies take next to no time: "
-            "--link or --links gives the links of a machine"
-        )
+def _links(settings: dict[str, Any]) -> dict[str, Any]:
+    """The fields that set the links; their flags are taken out of ``settings``."""
+    link = (*settings.pop("links", ()), *settings.pop("link", ()))
+    alike = settings.pop("compat", False)
+    said = {name: settings.pop(name) for name in COMPAT_FLAGS if name in settings}
+    for name, value in said.items():
+        COMPAT_FLAGS[name](value)
+        if not alike:
+            raise UsageError(f"--{name.replace('_', '-')} needs --compat, got {value:g} without it")
+    if alike and link:
+        raise UsageError(f"--compat makes all links alike, so it takes no --link, got {link[0].text}")
+    if alike:
+        return {"kv_transfer_bandwidth": COMPAT_BANDWIDTH, **said}
+    return {"link": link} if link else {}
 
 
 def offload_settings(threshold: float | None, preset: str | None) -> dict[str, Any]:
@@ -261,14 +265,17 @@ ENGINE_FLAGS: Final[tuple[str, ...]] = (
 """The parameters that ``engine_options`` adds to a command."""
 CACHE_FLAGS: Final[tuple[str, ...]] = (
     "total_kv_blocks", "block_size", "kv_cpu_blocks", "kv_disk_blocks", *SIZES, "kv_geometry",
-    "kv_offload_threshold", "offload_preset", "kv_transfer_bandwidth", "kv_transfer_base_latency", "links", "link",
-    "transfers", *POLICY_FLAGS, "prefetch", "prefetch_stop", "prefetch_timeout_s", "thrash_window", *ENGINE_FLAGS,
+    "kv_offload_threshold", "offload_preset", "links", "link", "compat", "kv_transfer_bandwidth",
+    "kv_transfer_base_latency", "transfers", *POLICY_FLAGS, "prefetch", "prefetch_stop", "prefetch_timeout_s",
+    "thrash_window", *ENGINE_FLAGS,
 )
 """The parameters that ``cache_options`` adds to a command."""
 
 
-LINK_FLAGS: Final = frozenset({"kv_transfer_bandwidth", "kv_transfer_base_latency", "link"})
-"""The parameters that set the links."""
+COMPAT_FLAGS: Final[dict[str, Callable[[float], None]]] = {
+    "kv_transfer_bandwidth": check_bandwidth, "kv_transfer_base_latency": check_latency,
+}
+"""Parameters that need ``--compat``, with their bounds."""
 
 
 def policy_config(policy: str | None, preset: str | None, **parameters: Any) -> PolicyConfig:
@@ -320,21 +327,14 @@ def taken(trace: str | None, options: SimulateOptions, *, sized: bool, cache_onl
     return [f"taken        {', '.join(parts)}"] if parts else []
 
 
-def recorded_fields(trace: str, said: Mapping[str, Any]) -> dict[str, Any]:
-    """The machine of the recording that ``trace`` names, as fields of ``SimulateOptions``; empty for another trace.
-
-    Its links count unless ``said`` has a flag of links.
-    """
+def recorded_fields(trace: str) -> dict[str, Any]:
+    """The machine of the recording that ``trace`` names, as fields of ``SimulateOptions``; empty for another trace."""
     kind, _, rest = trace.partition(":")
     if kind != "recording":
         return {}
     from kvbm_console.planning.recorded import read_run
 
-    run = read_run(rest)
-    fields = run.option_fields()
-    if LINK_FLAGS & said.keys():
-        fields["machine"] = msgspec.structs.replace(fields["machine"], links=())
-    return fields
+    return read_run(rest).option_fields()
 
 
 def expected_requests(workload: "Workload", limit: int | None) -> int | None:

@@ -23,7 +23,6 @@ from kvbm_console.cli.cache_options import (
     require_trace,
     sized,
     taken,
-    tell_links,
     trace_options,
 )
 from kvbm_console.cli.output import ABSENT, number, print_json, table, warn
@@ -103,7 +102,7 @@ def compare(
     said = cache_settings(parameters | {"total_kv_blocks": total_kv_blocks, "kv_cpu_blocks": kv_cpu_blocks})
     for capacities in ("total_kv_blocks", "kv_cpu_blocks"):
         said.pop(capacities, None)
-    recorded = recorded_fields(named, said)
+    recorded = recorded_fields(named)
     if cache_only and recorded:
         recorded |= {"kv_cpu_blocks": 0, "kv_disk_blocks": 0}
     options = SimulateOptions(
@@ -117,7 +116,6 @@ def compare(
     options = msgspec.structs.replace(options, total_kv_blocks=totals[0], kv_cpu_blocks=hosts[0])
     settings = grid(options, _words(policies), _words(presets), totals, hosts, cache_only=cache_only)
     wanted = _wanted(per_request, settings)
-    tell_links(settings[-1].options)
     if plot is not None:
 
         require_plot(plot)

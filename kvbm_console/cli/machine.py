@@ -4,13 +4,12 @@ Law of this file: everything is checked here or by the part that owns it, before
 given takes the workload's own default, which is sized so that tiers fill.
 """
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from kvbm_console.cli.cache_options import CACHE_FLAGS, ENGINE_FLAGS, LINK_FLAGS, cache_options, cache_settings, sized
+from kvbm_console.cli.cache_options import CACHE_FLAGS, ENGINE_FLAGS, cache_options, cache_settings, sized
 from kvbm_console.cli.output import duration, program_version
 from kvbm_console.cli.params import Speed, options
 from kvbm_console.core.errors import UsageError
@@ -19,7 +18,6 @@ from kvbm_console.planning.options import CacheOptions
 if TYPE_CHECKING:
     from kvbm_console.engines.kv_events.address import Publisher
     from kvbm_console.recording.options import RecordingOptions
-    from kvbm_console.simulator.link import LinkSpec
     from server.options import DaemonOptions
 
 
@@ -78,7 +76,7 @@ def daemon_options(
         cache = CacheOptions(**sized(said, total_kv_blocks=1, **sizes))
         block_bytes = cache.block_bytes if "kv_geometry" in said else None
         return DaemonOptions(
-            config=cache.leader_config(), links=_links(cache, said), block_bytes=block_bytes, **common
+            config=cache.leader_config(), links=cache.links(), block_bytes=block_bytes, **common
         )
     from kvbm_console.simulator.embedded import default_engine_config, parse_workload
 
@@ -91,15 +89,8 @@ def daemon_options(
     return DaemonOptions(
         config=cache.leader_config(), workload=requests,
         engine=default_engine_config(requests, **cache.engine_fields()),
-        links=_links(cache, said), block_bytes=cache.block_bytes, **common,
+        links=cache.links(), block_bytes=cache.block_bytes, **common,
     )
-
-
-def _links(cache: CacheOptions, said: dict[str, Any]) -> "Sequence[LinkSpec]":
-    """Links of a real machine, unless flags set bandwidth or latency: then those of ``simulate``."""
-    from kvbm_console.simulator.link import DEFAULT_LINKS
-
-    return cache.links() if LINK_FLAGS & said.keys() else DEFAULT_LINKS
 
 
 def _only_with_workload(flags: dict[str, object]) -> None:

@@ -14,7 +14,6 @@ import msgspec
 
 from kvbm_console.cli.cache_options import (
     CACHE_FLAGS,
-    LINK_FLAGS,
     cache_options,
     cache_settings,
     device_blocks,
@@ -26,11 +25,8 @@ from kvbm_console.cli.cache_options import (
 from kvbm_console.cli.compare import draw_curve, require_plot
 from kvbm_console.cli.output import number, print_result, table, warn
 from kvbm_console.cli.params import Duration, format_option
-from kvbm_console.core.config import LeaderConfig
 from kvbm_console.core.errors import UsageError
 from kvbm_console.planning.options import SimulateOptions, parse_size
-from kvbm_console.simulator.config import EngineConfig
-from kvbm_console.simulator.machine import SimulatedMachine
 
 if TYPE_CHECKING:
     from kvbm_console.planning.plan import ChangeRow, Figure, Goal, MachinePlan
@@ -64,7 +60,7 @@ def plan(
 
     RUN is a recording, and TRACE any trace of simulate. The machine is that of the recording, with other flags taking
     precedence. Each change is a run of the whole workload. Figures are those of the later half of the requests, with
-    two standard errors. The links are PCIe and a disk unless a flag or the recording says otherwise.
+    two standard errors.
     """
     from kvbm_console.planning.plan import plan as make
 
@@ -115,14 +111,8 @@ def _goal(target_hit: str | None, budget: str | None, slo: str | None) -> "Goal"
 
 
 def _machine(trace: str, limit: int | None, seed: int | None, said: dict[str, Any]) -> SimulateOptions:
-    """The machine of the recording, or one of the flags with the links of a real machine."""
-    fields = recorded_fields(trace, said)
-    if not fields:
-        fields = {"total_kv_blocks": 1}
-        if not LINK_FLAGS & said.keys():
-            fields["machine"] = SimulatedMachine(
-                leader=LeaderConfig(offload_law="order"), engine=EngineConfig(g1_blocks=1)
-            )
+    """The machine of the recording, or that of the flags."""
+    fields = recorded_fields(trace) or {"total_kv_blocks": 1}
     options = SimulateOptions(trace=trace, limit=limit, seed=seed, **sized(said, **fields))
     if {"total_kv_blocks", "total_kv_size"} & said.keys() or fields["total_kv_blocks"] != 1:
         return options

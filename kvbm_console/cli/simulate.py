@@ -23,7 +23,6 @@ from kvbm_console.cli.cache_options import (
     require_trace,
     sized,
     taken,
-    tell_links,
     trace_options,
 )
 from kvbm_console.cli.output import print_json, print_result, warn
@@ -82,7 +81,7 @@ def simulate(
 
         return replay_vectors(vectors, form)
     named = require_trace(trace)
-    recorded = recorded_fields(named, said)
+    recorded = recorded_fields(named)
     if cache_only and recorded:
         recorded |= {"kv_cpu_blocks": 0, "kv_disk_blocks": 0}
     options = SimulateOptions(trace=named, check=checked, **sized(said, **{"total_kv_blocks": 1, **recorded}), **flags)
@@ -112,7 +111,6 @@ def _with_engine(options: SimulateOptions, form: str, head: list[str], requests_
     from kvbm_console.planning.run import simulate as run_simulation
 
     workload = open_trace(options)
-    tell_links(options)
     started = time.perf_counter()
     with (
         writer(requests_out, options.block_size) as ended,

@@ -13,9 +13,8 @@ import msgspec
 from kvbm_console.core.config import SECOND_NS, LeaderConfig, OffloadLaw, Prefetch, PrefetchStop
 from kvbm_console.core.errors import UsageError
 from kvbm_console.core.eviction.policy import DEFAULT_POLICY, PolicyConfig
-from kvbm_console.core.ids import Route
 from kvbm_console.simulator.config import EngineConfig
-from kvbm_console.simulator.link import LinkSpec
+from kvbm_console.simulator.link import DEFAULT_LINKS, LinkSpec
 from kvbm_console.simulator.link_settings import LinkSetting, links_of
 from kvbm_console.simulator.machine import SimulatedMachine
 
@@ -27,7 +26,9 @@ BLOCKS_MAX: Final = 2**24
 BLOCK_TOKENS: Final = 16
 """Tokens in a block by default, as engines have."""
 TICK_NS: Final = 1_000
-"""Bandwidth and base latency are given per tick of 1 us."""
+"""``kv_transfer_bandwidth`` and base latency are given per tick of 1 us."""
+COMPAT_BANDWIDTH: Final = 100.0
+"""Tokens per tick with ``--compat``: 13.1 TB/s with the default geometry, on every link."""
 BANDWIDTH_MIN: Final = 1e-9
 """A token in a quarter of an hour: so slow that no copy ever arrives, and still finite in nanoseconds."""
 BANDWIDTH_MAX: Final = 1e12
@@ -124,11 +125,12 @@ class CacheOptions(msgspec.Struct, frozen=True, kw_only=True):
     kv_geometry: Geometry = Geometry()
     kv_offload_threshold: float = OFFLOAD_THRESHOLD
     kv_offload_law: OffloadLaw = "order"
-    kv_transfer_bandwidth: float = 100.0
-    """Tokens per tick: 100 are 10^8 tokens a second."""
+    kv_transfer_bandwidth: float | None = None
+    """Tokens per tick of every link, the unit of the contract vectors (``--compat``); None for links of a machine."""
     kv_transfer_base_latency: float = 0.0
+    """Ticks, with a ``kv_transfer_bandwidth``."""
     link: tuple[LinkSetting, ...] = ()
-    """Links of their own, upon those of a real machine; then the two fields above do not count."""
+    """Links by name, in place of those of the machine."""
     transfers: Transfers = "async"
     policy: PolicyConfig = PolicyConfig(policy=DEFAULT_POLICY)
     prefetch: Prefetch = "chain"
@@ -145,7 +147,7 @@ class CacheOptions(msgspec.Struct, frozen=True, kw_only=True):
     max_waiting: int | None = None
     """None for the limits of ``EngineConfig`` or of the workload."""
     machine: SimulatedMachine | None = None
-    """The machine of a recording, for the numbers without a flag, and for its links unless a flag sets them."""
+    """The machine of a recording, for the numbers without a flag."""
 
     def __post_init__(self) -> None:
         whole = f"from 0 to {BLOCKS_MAX}"
@@ -155,7 +157,8 @@ class CacheOptions(msgspec.Struct, frozen=True, kw_only=True):
         check(0 <= self.kv_cpu_blocks <= BLOCKS_MAX, "kv_cpu_blocks", whole, self.kv_cpu_blocks)
         check(0 <= self.kv_disk_blocks <= BLOCKS_MAX, "kv_disk_blocks", whole, self.kv_disk_blocks)
         check_threshold(self.kv_offload_threshold)
-        check_bandwidth(self.kv_transfer_bandwidth)
+        if self.kv_transfer_bandwidth is not None:
+            check_bandwidth(self.kv_transfer_bandwidth)
         check_latency(self.kv_transfer_base_latency)
         timeout = self.prefetch_timeout_s
         check(math.isfinite(timeout) and 1e-9 <= timeout <= 3_600, "prefetch_timeout_s", "above 0 and at most 3600",
@@ -198,20 +201,15 @@ class CacheOptions(msgspec.Struct, frozen=True, kw_only=True):
         return self.block_size * self.kv_geometry.token_bytes
 
     def links(self) -> tuple[LinkSpec, ...]:
-        """A queue for each direction of host and disk, all with the bandwidth and base latency of the flags; else the
-        links of the recorded machine. With ``link`` those of a real machine, so changed."""
-        if self.link:
-            return links_of(self.link)
-        if self.machine is not None and self.machine.links:
-            return self.machine.links
-        bytes_per_s = self.kv_transfer_bandwidth * self.kv_geometry.token_bytes * (10**9 / TICK_NS)
+        """A queue for each direction of PCIe, disk and network: ``DEFAULT_LINKS`` or those of the recorded machine,
+        changed by ``link``. With ``kv_transfer_bandwidth`` all are alike."""
+        if self.kv_transfer_bandwidth is None:
+            return links_of(self.link, DEFAULT_LINKS if self.machine is None else self.machine.links)
+        bytes_per_s = self.kv_transfer_bandwidth * self.kv_geometry.token_bytes * (SECOND_NS / TICK_NS)
         base_ns = round(self.kv_transfer_base_latency * TICK_NS)
         return tuple(
-            LinkSpec(name=name, routes=routes, base_latency_ns=base_ns, bytes_per_s=bytes_per_s, grain_ns=TICK_NS)
-            for name, routes in (
-                ("pcie-down", (Route.G1_G2,)), ("pcie-up", (Route.G2_G1,)),
-                ("disk-write", (Route.G2_G3, Route.G1_G3)), ("disk-read", (Route.G3_G2, Route.G3_G1)),
-            )
+            msgspec.structs.replace(link, base_latency_ns=base_ns, bytes_per_s=bytes_per_s, grain_ns=TICK_NS)
+            for link in DEFAULT_LINKS
         )
 
     def leader_config(self, **more: Any) -> LeaderConfig:

@@ -108,9 +108,9 @@ INNER: Final[dict[str, dict[str, str]]] = {
         "kv_cpu_blocks": "--kv-cpu-blocks, or --kv-cpu-size in blocks", "kv_disk_blocks": "--kv-disk-blocks",
         "kv_offload_threshold": "--kv-offload-threshold",
         "kv_offload_law": "order: what is evicted next is kept safe; total with --offload-preset original",
-        "kv_transfer_bandwidth": "--kv-transfer-bandwidth",
-        "kv_transfer_base_latency": "--kv-transfer-base-latency",
-        "links": "--link and --links, or those of the recording, in place of the two before",
+        "kv_transfer_bandwidth": "--kv-transfer-bandwidth, only with --compat",
+        "kv_transfer_base_latency": "--kv-transfer-base-latency, only with --compat",
+        "links": "bandwidth and latency of each link; not with --compat",
         "transfers": "--transfers",
         "thrash_window_s": f"--thrash-window, else {THRASH_STEPS} steps of the engine",
         "prefetch": "--prefetch, none without both lower tiers",
@@ -255,17 +255,10 @@ def settings_of(options: SimulateOptions) -> dict[str, Any]:
         "max_num_seqs": engine.max_running,
     }
     if options.tiered:
-        machine = options.machine.links if options.machine is not None else ()
-        links = [setting.text for setting in options.link] or [
-            LinkSetting(link.name, link.bytes_per_s, link.base_latency_ns).text for link in machine
-        ]
         settings |= {
             "kv_cpu_blocks": options.kv_cpu_blocks, "kv_disk_blocks": options.kv_disk_blocks,
             "kv_offload_threshold": options.kv_offload_threshold, "kv_offload_law": options.kv_offload_law,
-            **({"links": links} if links else {
-                "kv_transfer_bandwidth": options.kv_transfer_bandwidth,
-                "kv_transfer_base_latency": options.kv_transfer_base_latency,
-            }), "transfers": options.transfers,
+            **_links(options), "transfers": options.transfers,
             "thrash_window_s": options.thrash_window_ns / SECOND_NS,
             "prefetch": options.prefetch if options.prefetches else "none",
         }
@@ -274,6 +267,17 @@ def settings_of(options: SimulateOptions) -> dict[str, Any]:
             if options.prefetch_stop == "timeout":
                 settings["prefetch_timeout_s"] = options.prefetch_timeout_s
     return settings
+
+
+def _links(options: SimulateOptions) -> dict[str, Any]:
+    if options.kv_transfer_bandwidth is not None:
+        return {
+            "kv_transfer_bandwidth": options.kv_transfer_bandwidth,
+            "kv_transfer_base_latency": options.kv_transfer_base_latency,
+        }
+    return {"links": [
+        LinkSetting(link.name, link.bytes_per_s, link.base_latency_ns).text for link in options.links()
+    ]}
 
 
 def _tiers(options: SimulateOptions) -> list[Tier]:

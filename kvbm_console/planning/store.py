@@ -24,7 +24,7 @@ import msgspec
 from kvbm_console.core.config import require
 from kvbm_console.core.eviction.simple_lru import SimpleLru
 from kvbm_console.core.ids import EMPTY_HASH
-from kvbm_console.planning.options import check, check_bandwidth, check_latency
+from kvbm_console.planning.options import COMPAT_BANDWIDTH, check, check_bandwidth, check_latency
 from kvbm_console.simulator.device_pool import DevicePool
 from kvbm_console.simulator.hashing import as_hash, blis_hash
 
@@ -40,7 +40,7 @@ class StoreConfig(msgspec.Struct, frozen=True, kw_only=True):
     gpu_blocks: int
     block_size: int
     cpu_blocks: int = 0
-    bandwidth: float = 100.0
+    bandwidth: float = COMPAT_BANDWIDTH
     base_latency: float = 0
     threshold: float = 0.0
     """Unused, because only ``mirror`` makes copies."""

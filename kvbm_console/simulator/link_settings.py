@@ -87,8 +87,21 @@ def read_links(path: Path) -> tuple[LinkSetting, ...]:
         raise UsageError(f"must name a file of bench links, got {str(path)!r}: {error}") from None
 
 
+def links_text() -> str:
+    """``DEFAULT_LINKS`` for people, both directions as one.
+
+    >>> links_text()
+    'pcie=25GB/s,20us disk=3GB/s,100us net=1.2GB/s,1000us'
+    """
+    usual = {link.name: link for link in DEFAULT_LINKS}
+    both = [(name, usual[parts[0]]) for name, parts in NAMES.items() if len(parts) == 2]
+    return " ".join(
+        f"{name}={link.bytes_per_s / 1e9:g}GB/s,{link.base_latency_ns / 1e3:g}us" for name, link in both
+    )
+
+
 def links_of(settings: Iterable[LinkSetting], usual: Sequence[LinkSpec] = DEFAULT_LINKS) -> tuple[LinkSpec, ...]:
-    """The usual links with these settings.
+    """The usual links with these settings. A route without a link gets one of its own, if it is set.
 
     >>> [link.name for link in links_of([LinkSetting("G3>G1", 1e9)])][-1]
     'G3>G1'
@@ -97,12 +110,13 @@ def links_of(settings: Iterable[LinkSetting], usual: Sequence[LinkSpec] = DEFAUL
     for setting in settings:
         if setting.name not in NAMES:
             route = Route.labelled(setting.name)
-            shared = next(link for link in links.values() if route in link.routes)
-            rest = tuple(other for other in shared.routes if other is not route)
-            del links[shared.name]
-            if rest:
-                links[shared.name] = msgspec.structs.replace(shared, routes=rest)
-            links[setting.name] = _with(msgspec.structs.replace(shared, name=setting.name, routes=(route,)), setting)
+            shared = next((link for link in links.values() if route in link.routes), None)
+            if shared is not None:
+                del links[shared.name]
+                if rest := tuple(other for other in shared.routes if other is not route):
+                    links[shared.name] = msgspec.structs.replace(shared, routes=rest)
+            like = shared or next(link for link in DEFAULT_LINKS if route in link.routes)
+            links[setting.name] = _with(msgspec.structs.replace(like, name=setting.name, routes=(route,)), setting)
             continue
         for name in NAMES[setting.name]:
             if name in links:

@@ -26,7 +26,7 @@ from typing import Any, Final
 
 import msgspec
 
-from kvbm_console.planning.options import SimulateOptions
+from kvbm_console.planning.options import COMPAT_BANDWIDTH, SimulateOptions
 from kvbm_console.planning.run import simulate
 
 BLOCK: Final = 16
@@ -68,6 +68,7 @@ def ours(load: PeerLoad, path: Path, host: int) -> float:
     """Processor seconds of ``simulate``."""
     options = SimulateOptions(
         trace=f"mooncake:{path}", total_kv_blocks=load.device, kv_cpu_blocks=host, block_size=BLOCK, stats_every=0,
+        kv_transfer_bandwidth=COMPAT_BANDWIDTH,  # the default of BLIS
     )
     began = time.process_time()
     document = simulate(options).document

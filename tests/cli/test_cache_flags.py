@@ -20,7 +20,7 @@ from server.options import DaemonOptions
 WORKLOAD = "multiturn:requests=24,sessions=4"
 SAID = (
     "--total-kv-blocks", "40", "--block-size", "8", "--kv-cpu-size", "64MiB", "--kv-disk-blocks", "90",
-    "--kv-geometry", "2,8,128,2", "--kv-offload-threshold", "0.4", "--kv-transfer-bandwidth", "7",
+    "--kv-geometry", "2,8,128,2", "--kv-offload-threshold", "0.4", "--compat", "--kv-transfer-bandwidth", "7",
     "--kv-transfer-base-latency", "3", "--transfers", "sync", "--preset", "chat", "--frequency-weight", "0.6",
     "--pin-ttl-s", "5", "--step-base", "7ms", "--step-prefill-token", "21.5us", "--step-decode-request", "90us",
     "--max-num-batched-tokens", "77", "--max-num-seqs", "6",
@@ -32,6 +32,7 @@ kv-cpu-size = "64MiB"
 kv-disk-blocks = 90
 kv-geometry = "2,8,128,2"
 kv-offload-threshold = 0.4
+compat = true
 kv-transfer-bandwidth = 7
 kv-transfer-base-latency = 3
 transfers = "sync"

@@ -9,14 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvbm_console.cli.main import cli
+from kvbm_console.core.config import LeaderConfig
 from kvbm_console.core.errors import UsageError
 from kvbm_console.core.ids import Route
 from kvbm_console.planning import linkbench
 from kvbm_console.planning.links import LinkBench, LinkTime, file_of, fitted, measure_links
 from kvbm_console.planning.options import SimulateOptions
 from kvbm_console.planning.run import simulate
+from kvbm_console.simulator.config import EngineConfig
 from kvbm_console.simulator.link import DEFAULT_LINKS
 from kvbm_console.simulator.link_settings import LinkSetting, links_of, read_links
+from kvbm_console.simulator.machine import SimulatedMachine
 
 CHATS = "multiturn:requests=60,sessions=8"
 
@@ -73,7 +76,9 @@ def test_a_setting_changes_its_links_alone(texts: list[str], changed: dict[str, 
     ("--link disk=3", "must be NAME=BANDWIDTH"),
     ("--link disk=3GB/s,20", "must be NAME=BANDWIDTH"),
     ("--link disk=0GB/s", "must have a bandwidth above 0"),
-    ("--link disk=3GB/s --kv-transfer-bandwidth 3", "--link and --kv-transfer-bandwidth set the same links"),
+    ("--kv-transfer-bandwidth 3", "--kv-transfer-bandwidth needs --compat, got 3 without it"),
+    ("--kv-transfer-base-latency 3", "--kv-transfer-base-latency needs --compat, got 3 without it"),
+    ("--compat --link disk=3GB/s", "--compat makes all links alike, so it takes no --link"),
     ("--links nowhere", "must name a file that can be read, got 'nowhere'"),
     ("--links odd", "must name a file of bench links, got 'odd'"),
 ])
@@ -92,7 +97,9 @@ def test_a_slow_disk_is_slow_and_compare_says_what_a_tier_costs() -> None:
         link = (LinkSetting.parse(f"disk={rate}"),)
         document = simulate(msgspec.structs.replace(options, link=link)).document
         mean[rate] = document["ttft_ms"]["mean"]
-        assert document["settings"]["links"] == [link[0].text]
+        assert [text for text in document["settings"]["links"] if text.startswith("disk")] == [
+            f"disk-{way}={link[0].bytes_per_s:.0f}B/s,100000ns" for way in ("write", "read")
+        ]
     assert mean["50MB/s"] > 1.5 * mean["3GB/s"]
     done = CliRunner().invoke(cli, [
         "compare", "--trace", CHATS, "--total-kv-blocks", "100", "--kv-cpu-blocks", "0,120", "--policies", "simple_lru",
@@ -101,15 +108,35 @@ def test_a_slow_disk_is_slow_and_compare_says_what_a_tier_costs() -> None:
     assert "simple_lru with 100 device and 120 host blocks is slower than without a host tier" in done.output
 
 
-@pytest.mark.parametrize(("words", "told"), [
-    ("--kv-cpu-blocks 9", True), ("--kv-cpu-blocks 9 --link pcie=25GB/s", False),
-    ("--kv-cpu-blocks 9 --kv-transfer-bandwidth 0.2", False), ("", False),
-])
-def test_copies_that_take_no_time_are_told(words: str, told: bool) -> None:
-    usual = ["simulate", "--trace", "multiturn:requests=4,sessions=2", "--total-kv-blocks", "90", "--stats-every", "0"]
-    done = CliRunner().invoke(cli, [*usual, *words.split()])
-    assert done.exit_code == 0, done.output
-    assert ("each link copies 13.1 TB/s" in done.stderr) is told
+def test_compat_alone_has_the_unit_of_the_vectors() -> None:
+    """Every command has the links of a machine; copies take next to no time with --compat."""
+    plain = SimulateOptions(trace=CHATS, total_kv_blocks=9)
+    assert plain.links() == DEFAULT_LINKS
+    found = {}
+    for words in ((), ("--compat",), ("--compat", "--kv-transfer-bandwidth", "50")):
+        done = CliRunner().invoke(cli, [
+            "simulate", "--trace", "multiturn:requests=4,sessions=2", "--total-kv-blocks", "90", "--kv-cpu-blocks", "9",
+            "--stats-every", "0", "--format", "json", *words,
+        ])
+        assert done.exit_code == 0, done.output
+        found[words] = msgspec.json.decode(done.stdout)["settings"]
+    assert found.pop(())["links"] == [
+        LinkSetting(link.name, link.bytes_per_s, link.base_latency_ns).text for link in DEFAULT_LINKS
+    ]
+    assert [told["kv_transfer_bandwidth"] for told in found.values()] == [100, 50]
+
+
+def test_a_setting_leaves_the_other_links_of_a_recording() -> None:
+    machine = SimulatedMachine(
+        leader=LeaderConfig(), engine=EngineConfig(g1_blocks=9), links=links_of([LinkSetting("net", 5e9)])[2:],
+    )
+    links = {link.name: link for link in SimulateOptions(
+        trace=CHATS, total_kv_blocks=9, machine=machine, link=(LinkSetting("disk", 1e9), LinkSetting("G1>G2", 2e9)),
+    ).links()}
+    assert {name: link.bytes_per_s for name, link in links.items()} == {
+        "disk-write": 1e9, "disk-read": 1e9, "net-out": 5e9, "net-in": 5e9, "G1>G2": 2e9,
+    }
+    assert links["G1>G2"].routes == (Route.G1_G2,)
 
 
 def test_the_machine_is_measured_and_nothing_is_left(tmp_path: Path) -> None:

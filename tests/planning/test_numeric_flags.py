@@ -25,7 +25,7 @@ MACHINE: dict[str, Any] = {
     "total_kv_blocks": 40, "kv_cpu_blocks": 48, "kv_disk_blocks": 400, "kv_offload_threshold": 0.0, "block_size": 16,
 }
 """Flags of ``simulate`` and ``serve`` that a case does not name."""
-SLOW_DISK = {"kv_transfer_bandwidth": 0.003}
+SLOW_DISK = {"compat": True, "kv_transfer_bandwidth": 0.003}
 """A copy of a block takes 5 ms: longer than a request queues."""
 SPARE = {"kv_cpu_blocks": 40, "kv_disk_blocks": 0}
 """A host tier that holds a part of the chats."""
@@ -43,8 +43,8 @@ CACHE: dict[str, Case] = {
     "kv_disk_size": ("100MiB", "800MiB", {"kv_disk_blocks": None}),
     "kv_geometry": ("32,8,128,2", "32,8,128,4", {}),
     "kv_offload_threshold": (0.0, 0.9, {}),
-    "kv_transfer_bandwidth": (0.01, 100, {}),
-    "kv_transfer_base_latency": (0, 10_000, {}),
+    "kv_transfer_bandwidth": (0.01, 100, {"compat": True}),
+    "kv_transfer_base_latency": (0, 10_000, {"compat": True}),
     "frequency_weight": (0, 1, {"policy": "adaptive_lru"}),
     "frequency_credit_s": (0, 1_000, {"policy": "adaptive_lru"}),
     "half_life_s": (0.01, 1_000, {"policy": "lrfu"}),
@@ -137,7 +137,10 @@ def test_two_values_of_a_flag_give_two_reports(command: str, flag: str, monkeypa
 @cache
 def report(command: str, flags: tuple[tuple[str, Any], ...]) -> str:
     """What the command says, without what it repeats of its flags."""
-    arguments = [part for name, value in flags for part in (f"--{name.replace('_', '-')}", str(value))]
+    arguments = [
+        part for name, value in flags
+        for part in (f"--{name.replace('_', '-')}", *(() if value is True else (str(value),)))
+    ]
     result = CliRunner().invoke(cli, [command, *arguments, "--format", "json"], catch_exceptions=False)
     assert result.exit_code == 0, result.stderr
     document = json.loads(result.stdout)

@@ -241,7 +241,8 @@ def test_the_curve_of_compare_is_simple_lru_at_each_of_its_capacities() -> None:
 
 def test_compare_takes_the_flags_of_the_machine() -> None:
     runner = CliRunner()
-    words = ["--trace", CHATS, "--kv-disk-size", "512MiB", "--kv-transfer-bandwidth", "0.02", "--instances", "2"]
+    words = ["--trace", CHATS, "--kv-disk-size", "512MiB", "--compat", "--kv-transfer-bandwidth", "0.02",
+             "--instances", "2"]
     cells = msgspec.json.decode(runner.invoke(cli, [
         "compare", *words, "--total-kv-blocks", "128", "--kv-cpu-blocks", "64", "--policies", "lfu", "--workers", "1",
         "--format", "json",

@@ -248,7 +248,8 @@ def test_sessions_are_bounded_and_their_deadlines_go_with_them(monkeypatch: pyte
 
 def test_the_report_has_every_figure_by_its_formula() -> None:
     args = ["simulate", "--trace", chats(), "--total-kv-blocks", "40", "--kv-cpu-blocks", "48",
-            "--kv-disk-blocks", "400", "--kv-offload-threshold", "0", "--kv-transfer-bandwidth", "1"]
+            "--kv-disk-blocks", "400", "--kv-offload-threshold", "0", "--compat",
+            "--kv-transfer-bandwidth", "1"]
     document = msgspec.json.decode(CliRunner().invoke(cli, [*args, "--format", "json"]).stdout)
     told = document["prefetch"]
     assert (told["predictor"], told["stop"]) == ("chain", "best_effort")

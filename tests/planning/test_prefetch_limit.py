@@ -12,7 +12,7 @@ from kvbm_console.core.leader.foresight import JUDGED_LEAST, PROBE_BLOCKS, PROBE
 from kvbm_console.core.state import CacheState
 from kvbm_console.core.stimuli import Stimulus
 from kvbm_console.metrics.collect import collect, scrape_of
-from kvbm_console.planning.options import SimulateOptions
+from kvbm_console.planning.options import COMPAT_BANDWIDTH, SimulateOptions
 from kvbm_console.planning.run import engine_config, open_trace, simulate
 from kvbm_console.simulator.embedded import build
 from kvbm_console.stream.document import status_document
@@ -113,6 +113,7 @@ def test_the_shared_trace_is_not_limited(mooncake_trace: object, policy: str) ->
     leader, told = run(SimulateOptions(
         trace=f"mooncake:{mooncake_trace}", limit=250, block_size=512, total_kv_blocks=600, kv_cpu_blocks=600,
         kv_disk_blocks=20_000, kv_offload_threshold=0.0, stats_every=0, policy=PolicyConfig(policy=policy),
+        kv_transfer_bandwidth=COMPAT_BANDWIDTH,
     ))
     assert not told
     assert leader.memory.prefetch.used >= 0.8 * leader.memory.prefetch.fetched

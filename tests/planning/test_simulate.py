@@ -74,7 +74,7 @@ def test_without_a_lower_tier_nothing_about_tiers_is_printed() -> None:
     """BC-1."""
     plain = run("--total-kv-blocks", "64", "--format", "json").stdout
     flags = ("--kv-cpu-blocks", "0", "--kv-disk-blocks", "0", "--kv-offload-threshold", "0.2", "--policy", "lfu",
-             "--kv-transfer-bandwidth", "3", "--transfers", "sync", "--preset", "chat", "--prefetch", "none")
+             "--link", "pcie=1GB/s", "--transfers", "sync", "--preset", "chat", "--prefetch", "none")
     assert run("--total-kv-blocks", "64", *flags, "--format", "json").stdout == plain
     shown = json.loads(plain)
     assert shown["policy"] is None
@@ -93,7 +93,7 @@ def test_the_threshold_and_the_link_change_the_result() -> None:
     early = document(*TIERED, "--kv-offload-threshold", "0")
     late = document(*TIERED, "--kv-offload-threshold", "1")
     assert early["offloaded_blocks"] > late["offloaded_blocks"] == 0
-    slow = document(*TIERED, "--kv-transfer-bandwidth", "0.01", "--kv-transfer-base-latency", "500")
+    slow = document(*TIERED, "--link", "pcie=1GB/s,500us")
     assert slow["latency_ms"]["mean"] > document(*TIERED)["latency_ms"]["mean"]
 
 
@@ -113,7 +113,7 @@ def test_presets_copy_down_as_others_do() -> None:
 
 def test_synchronous_loads_lengthen_the_step_that_asked_for_them() -> None:
     fast = document(*TIERED, "--transfers", "sync")
-    slow = document(*TIERED, "--transfers", "sync", "--kv-transfer-base-latency", "1000000")
+    slow = document(*TIERED, "--transfers", "sync", "--link", "pcie=25GB/s,1s")
     assert fast["onboarded_blocks"] > 0
     assert slow["duration_s"] > fast["duration_s"] + 0.5, "a load of a second stands in the way of its step"
 

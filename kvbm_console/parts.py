@@ -33,6 +33,8 @@ class DaemonPart(msgspec.Struct):
     name: str
     why: str | None = None
     last_why: str = ""
+    runs: bool = False
+    """True if it ran all the same when it last was not healthy."""
     ended: int = 0
     """The number of its ends."""
     restarted: int = 0
@@ -64,7 +66,8 @@ class Parts:
         """A sentence for each part that is not healthy, or was not a short time ago."""
         now_ns = self._monotonic()
         return [
-            f"{each.name} ended: {each.why}" if each.why is not None
+            f"{each.name}{'' if each.runs else ' ended'}: {each.why}" if each.why is not None
+            else f"{each.name} runs as it should again: {each.last_why}" if each.runs
             else f"{each.name} ended and was restarted: {each.last_why}"
             for each in self._parts.values() if each.why is not None or (
                 each.ended and now_ns - each.last_ns < WARNED_NS
@@ -105,6 +108,22 @@ class Parts:
             if not self._pause_ns(part):
                 restart(name)
                 self._begin(part)
+
+    def ended(self, name: str, why: str) -> None:
+        """A part that others restart has ended."""
+        part = self._of(name)
+        part.runs = False
+        self._end(part, why)
+
+    def troubled(self, name: str, why: str) -> None:
+        """Such a part still runs, but not as it should."""
+        part = self._of(name)
+        part.runs = True
+        self._end(part, why)
+
+    def begun(self, name: str) -> None:
+        """It runs again, as it should."""
+        self._begin(self._of(name))
 
     def _of(self, name: str) -> DaemonPart:
         return self._parts.setdefault(name, DaemonPart(name))

@@ -124,6 +124,8 @@ class Daemon:
             self._prepare_spans()
         except BaseException:
             self.endpoint.close()
+            if self.rig is not None:
+                self.rig.close()
             raise
         self.questions = Questions()
         self._stopping = asyncio.Event()
@@ -200,7 +202,14 @@ class Daemon:
         self._record(service)
         service.start()
         service.new_source(SOURCE)
-        self.rig = embed(service.dispatcher, calendar, options.engine, options.workload, links=options.links)
+        self.rig = embed(
+            service.dispatcher, calendar, options.engine, options.workload, links=options.links,
+            with_bytes=options.with_bytes,
+        )
+        ranks = self.rig.ranks
+        if ranks is not None:
+            parts = service.parts
+            ranks.ended, ranks.trouble, ranks.begun = parts.ended, parts.troubled, parts.begun
         return service
 
     def _prepare_debugger(self) -> None:
@@ -276,6 +285,8 @@ class Daemon:
                 await server.stop(STOP_GRACE_S)
         finally:
             self.endpoint.close()
+            if self.rig is not None:
+                self.rig.close()
             if self.streams is not None:
                 self.streams.close()
             if self.metrics is not None:
@@ -386,6 +397,8 @@ class Daemon:
         if self.streams is not None:
             await self.streams.run(self.service.keep)
         if self.rig is not None:
+            if self.rig.ranks is not None:
+                self.rig.ranks.attach(asyncio.get_running_loop())
             await drive(self.rig, speed=self.options.speed, changed=self.service.changed.wait)
             self.service.broadcaster.flush()
             if self.options.exit_when_done:

@@ -191,6 +191,7 @@ class FeedSink:
         self.put(pb.FeedReply(start=pb.StartTransfer(
             operation=order.operation, epoch=order.epoch, route=int(order.route),  # type: ignore[arg-type]
             sources=order.sources, targets=order.targets, blocks=order.blocks, batch=order.batch, ranks=order.ranks,
+            source_pool=order.source_pool, target_pool=order.target_pool, hashes=order.hashes,
         )))
 
     def cancel(self, operation: int) -> None:

@@ -46,6 +46,8 @@ class DaemonOptions(msgspec.Struct, kw_only=True):
     """The simulated engine; needed with a workload."""
     links: Sequence[LinkSpec] = DEFAULT_LINKS
     """The links that modelled copies run on."""
+    with_bytes: Path | None = None
+    """Directory of the disk tier of a simulated engine whose blocks have bytes."""
     publishers: tuple[Publisher, ...] = ()
     """KV-event streams of real engines to follow."""
     metrics: str | None = None
@@ -87,6 +89,8 @@ class DaemonOptions(msgspec.Struct, kw_only=True):
         together = (self.workload is None) == (self.engine is None)
         require(together, "engine", "given together with a workload", self.engine)
         require(self.workload is None or not self.publishers, "publishers", "none beside a workload", self.publishers)
+        require(self.workload is not None or self.with_bytes is None, "bytes", "none without a workload",
+                str(self.with_bytes))
         require((self.tls_cert is None) == (self.tls_key is None), "tls-cert", "given together with tls-key",
                 self.tls_cert or self.tls_key)
         unix = self.listen.startswith("unix:") and self.metrics is None

@@ -45,6 +45,8 @@ ENTRY_WORDS: Final = 8
 KEY_BYTES_MAX: Final = 32
 SYNC_INTERVAL_S: Final = 1.0
 """A power loss takes the stores of about this time."""
+ZERO_BYTES: Final = 4 * 2**20
+"""Size of one write when all data is overwritten."""
 GROUP, USE, SUM, CHECK = 4, 5, 6, 7
 """Words of an entry behind the four of its key."""
 
@@ -174,6 +176,17 @@ class SlotMedium:
         if (buffer := getattr(self._local, "buffer", None)) is None:
             buffer = self._local.buffer = memoryview(mmap.mmap(-1, self._stride))
         return buffer
+
+    def zero(self, size: int) -> None:
+        """Write zeroes over all data."""
+        with mmap.mmap(-1, ZERO_BYTES) as zeroes:
+            for at in range(0, size, ZERO_BYTES):
+                buffer = memoryview(zeroes)[: min(ZERO_BYTES, size - at)]
+                written = os.pwrite(self._data, buffer, at)
+                wanted = len(buffer)
+                buffer.release()
+                if written != wanted:
+                    raise OSError(errno.EIO, "short write")
 
     def sync(self) -> None:
         """Make all data and then all entries survive a power loss."""
@@ -349,6 +362,11 @@ class SlotFile:
         """Every slot is empty."""
         for slot in self._valid()[0].tolist():
             self.drop(slot)
+
+    def zero(self) -> None:
+        """Every slot is empty, and every byte of the data is 0. No store or load may run. Raises ``OSError``."""
+        self.clear()
+        self._medium.zero(self.geometry.data_bytes)
 
     # --- durability ---
 

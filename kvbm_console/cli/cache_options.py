@@ -185,6 +185,14 @@ machine_options = options(
 """Tiers, links, parameters of policies, prefetch and engine; None without the flag."""
 cache_options = options(chosen_options, machine_options)
 """All of the machine, the same for ``simulate``, ``plan``, ``serve`` and ``demo``."""
+rank_options = options(
+    click.option("--bytes", "with_bytes", type=click.Path(path_type=Path, file_okay=False), metavar="DIR",
+                 help="Give every block bytes, the disk tier's in this directory: a process of each rank moves them, "
+                      "and every load and reused prefix is compared. The recording stays the same."),
+    click.option("--ranks", type=click.IntRange(1, 1024), default=1, show_default=True, metavar="N",
+                 help="Worker ranks of the engine, each with its share of every block."),
+)
+"""Flags of a simulated engine whose blocks have bytes."""
 
 
 def cache_settings(flags: Mapping[str, Any]) -> dict[str, Any]:

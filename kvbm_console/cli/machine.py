@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kvbm_console.cli.cache_options import CACHE_FLAGS, ENGINE_FLAGS, cache_options, cache_settings, sized
+from kvbm_console.cli.cache_options import (
+    CACHE_FLAGS,
+    ENGINE_FLAGS,
+    cache_options,
+    cache_settings,
+    rank_options,
+    sized,
+)
 from kvbm_console.cli.output import duration, program_version
 from kvbm_console.cli.params import Speed, options
 from kvbm_console.core.errors import UsageError
@@ -28,6 +35,7 @@ workload_options = options(
     click.option("--speed", type=Speed(), default="1", show_default=True, metavar="FACTOR|max",
                  help="Virtual seconds per second; max never waits. The events are the same at any speed."),
     click.option("--check", is_flag=True, help="Verify the invariants after every stimulus; a bug ends the run."),
+    rank_options,
     cache_options,
 )
 """The flags that ``demo`` and ``serve`` share: how the machine runs, and its cache (``cache_options``)."""
@@ -50,7 +58,8 @@ recording_flags = options(
 def daemon_options(
     *, workload: str | None, limit: int | None, speed: float | None, record: Path | None, listen: str, check: bool,
     exit_when_done: bool = False, recording: "RecordingOptions | None" = None,
-    publishers: "tuple[Publisher, ...]" = (), metrics: str | None = None, **flags: Any,
+    publishers: "tuple[Publisher, ...]" = (), metrics: str | None = None, with_bytes: Path | None = None,
+    ranks: int = 1, **flags: Any,
 ) -> "DaemonOptions":
     """The options of a daemon; ``flags`` are those of ``cache_options`` and of its access.
 
@@ -67,13 +76,13 @@ def daemon_options(
     if recording is not None:
         common["recording"] = recording
     if workload is None:
-        _only_with_workload({"--limit": limit} | {
+        _only_with_workload({"--limit": limit, "--bytes": with_bytes} | {
             f"--{name.replace('_', '-')}": flags_said.get(name)
             for name in ("total_kv_blocks", "total_kv_size", *ENGINE_FLAGS)
         })
         # Real engines own every tier.
         sizes = {} if publishers else {"kv_cpu_blocks": 8_192, "kv_disk_blocks": 32_768}
-        cache = CacheOptions(**sized(said, total_kv_blocks=1, **sizes))
+        cache = CacheOptions(**sized(said, total_kv_blocks=1, ranks=ranks, **sizes))
         block_bytes = cache.block_bytes if "kv_geometry" in said else None
         return DaemonOptions(
             config=cache.leader_config(), links=cache.links(), block_bytes=block_bytes, **common
@@ -84,12 +93,12 @@ def daemon_options(
     own = requests.capacities
     cache = CacheOptions(**sized(
         said, total_kv_blocks=own.g1_blocks, block_size=own.block_tokens, kv_cpu_blocks=own.g2_blocks,
-        kv_disk_blocks=own.g3_blocks,
+        kv_disk_blocks=own.g3_blocks, ranks=ranks,
     ))
     return DaemonOptions(
         config=cache.leader_config(), workload=requests,
         engine=default_engine_config(requests, **cache.engine_fields()),
-        links=cache.links(), block_bytes=cache.block_bytes, **common,
+        links=cache.links(), block_bytes=cache.block_bytes, with_bytes=with_bytes, **common,
     )
 
 

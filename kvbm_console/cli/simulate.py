@@ -19,6 +19,7 @@ from kvbm_console.cli.cache_options import (
     device_blocks,
     expected_requests,
     progress_bar,
+    rank_options,
     recorded_fields,
     require_trace,
     sized,
@@ -33,6 +34,7 @@ from kvbm_console.planning.options import Cleanup, SimulateOptions
 from kvbm_console.planning.vectors import check_vectors, read_vectors
 
 if TYPE_CHECKING:
+    from kvbm_console.bytes.ranks import BytesReport
     from kvbm_console.planning.meter import StatsLine
 
 SLO_NS_MAX: Final = 86_400 * SECOND_NS
@@ -41,6 +43,7 @@ SLO_NS_MAX: Final = 86_400 * SECOND_NS
 
 @click.command()
 @trace_options
+@rank_options
 @cache_options
 @click.option("--instances", type=int, default=1, show_default=True, metavar="N", help="Engines, fed round robin.")
 @click.option("--hosts", type=int, default=1, show_default=True, metavar="N",
@@ -100,6 +103,7 @@ def simulate(
 def _only_with_engine(options: SimulateOptions, requests_out: Path | None) -> None:
     for flag, value in (
         ("--slo-ttft", options.slo_ttft), ("--slo-itl", options.slo_itl), ("--requests-out", requests_out),
+        ("--bytes", options.with_bytes),
     ):
         if value is not None:
             raise UsageError(f"{flag} needs an engine, which has a clock: --cache-only has none, got both")
@@ -126,7 +130,17 @@ def _with_engine(options: SimulateOptions, form: str, head: list[str], requests_
     document = run.document
     print_result(form, document, lambda: [*head, *text_of(document).split("\n")])
     _took(time.perf_counter() - started, document["requests_arrived"])
-    return 0
+    return 0 if run.carried is None else _tell_bytes(run.carried, options.ranks)
+
+
+def _tell_bytes(done: "BytesReport", ranks: int) -> int:
+    """Tell on stderr what happened to the bytes; the exit status."""
+    warn(
+        f"{ranks} rank{'s' * (ranks > 1)} moved {done.moved_bytes / 1e9:.2f} GB and compared "
+        f"{done.compared_blocks:,} blocks: {done.wrong_blocks:,} used with wrong bytes, {done.failed_blocks:,} failed, "
+        f"{done.misused_places:,} places used under a copy, {done.deaths} workers lost"
+    )
+    return 0 if done.sound else 1
 
 
 def _cache_only(options: SimulateOptions, policy: str, form: str, head: list[str]) -> int:

@@ -235,7 +235,7 @@ class FeedClient:
             order = reply.start
             return ins.StartTransfer(
                 order.operation, order.epoch, Route(order.route), order.sources, order.targets, order.blocks,
-                order.batch, order.ranks,
+                order.batch, order.ranks, order.source_pool, order.target_pool, order.hashes,
             )
         return ins.CancelTransfer(reply.cancel.operation) if kind == "cancel" else None
 

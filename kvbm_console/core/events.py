@@ -43,7 +43,7 @@ SCHEMA_ID: Final = 8
 """Version of events and stimuli that a batch carries, so that a reader can say why it cannot read one."""
 FORMAT_MINOR: Final = 10
 """Minor version of recordings, which older readers may read and pass new things over."""
-PROTOCOL_MINOR: Final = 10
+PROTOCOL_MINOR: Final = 11
 """Minor version of the wire. A new kind or field raises all three; ``make proto`` refuses it otherwise."""
 NOTHING_RETURNED: Final = (0, 0, 0, 0)
 

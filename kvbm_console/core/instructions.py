@@ -24,6 +24,10 @@ class StartTransfer(Instruction, tag=1):
     blocks: int
     batch: int
     ranks: int
+    source_pool: int = 0
+    target_pool: int = 0
+    hashes: bytes = b""
+    """The block that each source holds, as a column of uint64."""
 
 
 class CancelTransfer(Instruction, tag=2):

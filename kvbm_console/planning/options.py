@@ -6,11 +6,12 @@ option without effect is checked too, but never shown: the report of a run witho
 
 import math
 import re
+from pathlib import Path
 from typing import Any, Final, Literal
 
 import msgspec
 
-from kvbm_console.core.config import SECOND_NS, LeaderConfig, OffloadLaw, Prefetch, PrefetchStop
+from kvbm_console.core.config import RANKS_MAX, SECOND_NS, LeaderConfig, OffloadLaw, Prefetch, PrefetchStop
 from kvbm_console.core.errors import UsageError
 from kvbm_console.core.eviction.policy import DEFAULT_POLICY, PolicyConfig
 from kvbm_console.simulator.config import EngineConfig
@@ -132,6 +133,8 @@ class CacheOptions(msgspec.Struct, frozen=True, kw_only=True):
     link: tuple[LinkSetting, ...] = ()
     """Links by name, in place of those of the machine."""
     transfers: Transfers = "async"
+    ranks: int = 1
+    """Worker ranks of the engine, each with its share of every block."""
     policy: PolicyConfig = PolicyConfig(policy=DEFAULT_POLICY)
     prefetch: Prefetch = "chain"
     prefetch_stop: PrefetchStop = "best_effort"
@@ -160,6 +163,7 @@ class CacheOptions(msgspec.Struct, frozen=True, kw_only=True):
         if self.kv_transfer_bandwidth is not None:
             check_bandwidth(self.kv_transfer_bandwidth)
         check_latency(self.kv_transfer_base_latency)
+        check(1 <= self.ranks <= RANKS_MAX, "ranks", f"from 1 to {RANKS_MAX}", self.ranks)
         timeout = self.prefetch_timeout_s
         check(math.isfinite(timeout) and 1e-9 <= timeout <= 3_600, "prefetch_timeout_s", "above 0 and at most 3600",
               timeout)
@@ -218,7 +222,7 @@ class CacheOptions(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(
             usual, block_tokens=self.block_size, g2_blocks=self.kv_cpu_blocks, g3_blocks=self.kv_disk_blocks,
             offload_law=self.kv_offload_law, offload_threshold=self.kv_offload_threshold,
-            asynchronous=self.transfers == "async",
+            asynchronous=self.transfers == "async", ranks=self.ranks,
             eviction=self.policy, prefetch=self.prefetch if self.prefetches else "none",
             prefetch_stop=self.prefetch_stop, prefetch_timeout_ns=round(self.prefetch_timeout_s * SECOND_NS),
             thrash_window_ns=self.thrash_window_ns, **more,
@@ -237,6 +241,8 @@ class SimulateOptions(CacheOptions, frozen=True, kw_only=True):
     (``end``), or never (``none``). Except for ``none``, the tiers are cleared at the end. The output is the same."""
     stats_every: int = 10
     seed: int | None = None
+    with_bytes: Path | None = None
+    """Directory of the disk tier of an engine whose blocks have bytes."""
     check: bool = False
     slo_ttft: int | None = None
     slo_itl: int | None = None
@@ -247,6 +253,7 @@ class SimulateOptions(CacheOptions, frozen=True, kw_only=True):
         check(self.limit is None or self.limit >= 1, "limit", "at least 1", self.limit)
         check(1 <= self.instances <= INSTANCES_MAX, "instances", f"from 1 to {INSTANCES_MAX}", self.instances)
         check(1 <= self.hosts <= HOSTS_MAX, "hosts", f"from 1 to {HOSTS_MAX}", self.hosts)
+        check(self.with_bytes is None or self.instances == 1, "bytes", "given for one instance alone", self.instances)
         check(self.stats_every >= 0, "stats_every", "at least 0", self.stats_every)
         check(self.seed is None or 0 <= self.seed < 2**63, "seed", f"from 0 to {2**63 - 1}", self.seed)
 

@@ -5,12 +5,14 @@ Instances share nothing: each has its own engine, leader and links, and its shar
 """
 
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from functools import partial
 from itertools import islice
 from typing import Any, Final
 
 import msgspec
 
+from kvbm_console.bytes.ranks import BytesReport
 from kvbm_console.core.errors import UsageError
 from kvbm_console.core.ids import ResetMode
 from kvbm_console.core.stimuli import ResetRequested
@@ -41,6 +43,8 @@ class SimulateRun(msgspec.Struct, frozen=True):
     records: list[RequestRecord]
     held_records: int
     """Records of finished requests that were in memory when the last request ended."""
+    carried: BytesReport | None = None
+    """What happened to the bytes of a run that has some."""
 
 
 def simulate(
@@ -58,6 +62,7 @@ def simulate(
         share_of(options, index) for index in range(options.instances)
     ]
     counts = counted(options, keep_records) and not leader
+    carried: BytesReport | None = None
     parts: list[_Part] = []
     done = 0
     for index, share in enumerate(shares):
@@ -75,13 +80,16 @@ def simulate(
                 keep_records=keep_records or options.cleanup != "incremental", stats_every=options.stats_every,
                 stats=stats, ended=tell,
             )
-            part = _run_share(options, build_rig(options, share, meter, windows=windows), meter, report, keep_records)
+            rig = build_rig(options, share, meter, windows=windows)
+            with closing(rig):
+                part = _run_share(options, rig, meter, report, keep_records)
+            carried = None if rig.ranks is None else rig.ranks.report
         parts.append(part)
         done += part.measures.engine.finished
         report(0, done)
     return SimulateRun(
         make_report(options, note_of(workload), [part.measures for part in parts]),
-        [record for part in parts for record in part.records], sum(part.held_records for part in parts),
+        [record for part in parts for record in part.records], sum(part.held_records for part in parts), carried,
     )
 
 
@@ -118,7 +126,10 @@ def _count_share(ledger: MachineLedger, report: Progress) -> _Part:
 
 def counted(options: SimulateOptions, keep_records: bool = False) -> bool:
     """True if no event is needed: only the report, the stats lines and the ended requests are wanted."""
-    return not (options.check or options.hosts > 1 or keep_records or options.cleanup == "none")
+    return not (
+        options.check or options.hosts > 1 or options.ranks > 1 or options.with_bytes is not None or keep_records
+        or options.cleanup == "none"
+    )
 
 
 def open_trace(options: SimulateOptions) -> Workload:
@@ -138,7 +149,7 @@ def build_rig(options: SimulateOptions, workload: Workload, meter: Meter, *, win
     reported."""
     rig = build(
         options.leader_config(), engine_config(options), workload, publish=meter, hosts=options.hosts,
-        check=options.check, audit_every=AUDIT_EVERY, links=options.links(),
+        check=options.check, audit_every=AUDIT_EVERY, links=options.links(), with_bytes=options.with_bytes,
     )
     meter.watch(rig.leader.state)
     if windows:

@@ -35,22 +35,30 @@ class Calendar:
 
     def __init__(self) -> None:
         self.now_ns = 0
+        self.waiting = False
+        """True if the next entry is due and not ready, so that time stands still within the entries of one time."""
         self.pace: CalendarPace | None = None
         self._heap: list[tuple[int, int, Callable[[], None]]] = []
         self._felt: list[tuple[int, int]] = []
         self._live: set[int] = set()
+        self._ready: dict[int, Callable[[], bool]] = {}
         self._tickets = 0
         self._running = False
 
-    def at(self, at_ns: int, action: Callable[[], None], *, felt: bool = True) -> int:
+    def at(
+        self, at_ns: int, action: Callable[[], None], *, felt: bool = True, ready: Callable[[], bool] | None = None
+    ) -> int:
         """Enter ``action`` at a time that is not past; returns a ticket for ``cancel``.
 
-        An entry that is not ``felt`` changes nothing that the current iteration could see.
+        An entry that is not ``felt`` changes nothing that the current iteration could see. Time stands still at an
+        entry that is not ``ready`` (``waiting``).
         """
         if at_ns < self.now_ns:
             raise InternalError(f"an entry at {at_ns} ns lies before now, {self.now_ns} ns")
         ticket = self._tickets = self._tickets + 1
         self._live.add(ticket)
+        if ready is not None:
+            self._ready[ticket] = ready
         heapq.heappush(self._heap, (at_ns, ticket, action))
         if felt:
             heapq.heappush(self._felt, (at_ns, ticket))
@@ -59,6 +67,7 @@ class Calendar:
     def cancel(self, ticket: int) -> None:
         """Forget an entry; an entry that ran or is unknown is ignored."""
         self._live.discard(ticket)
+        self._ready.pop(ticket, None)
 
     @property
     def next_ns(self) -> int | None:
@@ -97,16 +106,24 @@ class Calendar:
     def run_next(self, until_ns: int | None = None) -> bool:
         """Move to the next entry's time and run every entry of that time, also those that are entered meanwhile.
 
-        False, and nothing is done: there is none, or none up to ``until_ns``.
+        False: there is none, or none up to ``until_ns``, and nothing is done; or not all of that time were ready, and
+        the next call goes on with those.
         """
         coming = self._first_ns(self._heap)
         if coming is None or (until_ns is not None and coming > until_ns):
             return False
         self.now_ns = coming
+        self.waiting = False
         self._running = True
-        heap, live = self._heap, self._live
+        heap, live, ready = self._heap, self._live, self._ready
         try:
             while heap and heap[0][0] == coming:
+                ticket = heap[0][1]
+                if ready and ticket in ready:
+                    self.waiting = not ready[ticket]()
+                    if self.waiting:
+                        return False
+                    del ready[ticket]
                 _, ticket, action = heapq.heappop(heap)
                 if ticket in live:
                     live.remove(ticket)

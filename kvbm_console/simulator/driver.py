@@ -97,6 +97,9 @@ async def drive(
                 pacer.anchor(rig.next_ns)
             horizon_ns = pacer() if until_ns is None else min(until_ns, pacer())
         rig.run(horizon_ns, SLICE_NS)
+        if rig.ranks is not None and rig.waits_for_bytes:
+            await rig.ranks.moved()
+            continue
         coming_ns = rig.next_ns
         if rig.done or (until_ns is not None and coming_ns is not None and coming_ns > until_ns):
             return

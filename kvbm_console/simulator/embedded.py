@@ -6,23 +6,29 @@ run the same machine.
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
+from kvbm_console.bytes.orders import RankPool
+from kvbm_console.bytes.ranks import Ranks
 from kvbm_console.core.config import LeaderConfig, require
 from kvbm_console.core.errors import InternalError, UsageError
+from kvbm_console.core.ids import Note, Tier
 from kvbm_console.core.leader import Leader, Outcome
-from kvbm_console.core.stimuli import Stimulus
+from kvbm_console.core.stimuli import NoteReported, Stimulus, TransferFailed
 from kvbm_console.dispatch import Dispatcher, start_leader
 from kvbm_console.simulator.calendar import Calendar, EngineDeadlines
 from kvbm_console.simulator.config import EngineConfig
 from kvbm_console.simulator.link import DEFAULT_LINKS, LinkMover, LinkSpec
 from kvbm_console.simulator.multiturn import Multiturn, parse_settings
-from kvbm_console.simulator.port import StimulusPort
+from kvbm_console.simulator.port import ContentsPort, StimulusPort
 from kvbm_console.simulator.simulated import SimulatedEngine
 from kvbm_console.simulator.traces import MooncakeTrace
 from kvbm_console.simulator.workloads import Workload
 
+BYTES_WAIT_S: Final = 0.5
+"""A wait for workers ends after this time to look whether they live."""
 SOURCE = 1
 """Index of the embedded engine; 0 is the daemon itself."""
 
@@ -35,14 +41,22 @@ class Rig:
     """
 
     def __init__(
-        self, dispatcher: Dispatcher, calendar: Calendar, engine: SimulatedEngine, mover: LinkMover, workload: Workload
+        self, dispatcher: Dispatcher, calendar: Calendar, engine: SimulatedEngine, mover: LinkMover,
+        workload: Workload, ranks: Ranks | None = None,
     ) -> None:
         self.dispatcher = dispatcher
         self.calendar = calendar
         self.engine = engine
         self.mover = mover
         self.workload = workload
+        self.ranks = ranks
+        """The bytes behind the blocks, if there are any."""
         self._seen_n = dispatcher.n
+
+    def close(self) -> None:
+        """End the workers of the ranks, if there are any."""
+        if self.ranks is not None:
+            self.ranks.close()
 
     @property
     def leader(self) -> Leader:
@@ -62,7 +76,15 @@ class Rig:
     @property
     def done(self) -> bool:
         """True if every request has ended and nothing is to come."""
-        return self.engine.done
+        return self.engine.done and (self.ranks is None or self.ranks.idle)
+
+    @property
+    def waits_for_bytes(self) -> bool:
+        """True if time stands still until workers have answered."""
+        ranks = self.ranks
+        return ranks is not None and (
+            self.calendar.waiting or ranks.crowded or (self.engine.done and not ranks.idle)
+        )
 
     @property
     def only_held(self) -> bool:
@@ -81,7 +103,12 @@ class Rig:
         """
         if self.touched:
             self.engine.nudge()
-        self.engine.run(until_ns, wall_budget_ns)
+        if self.ranks is None:
+            self.engine.run(until_ns, wall_budget_ns)
+        else:
+            if not self.ranks.crowded:
+                self.engine.run(until_ns, wall_budget_ns)
+            self.ranks.flush()
         self._seen_n = self.dispatcher.n
         if self.engine.only_held and not self.leader.state.holds and not self.leader.state.pipeline_closed:
             slots = self.leader.state.slots.values()
@@ -99,6 +126,8 @@ class Rig:
             if until_ns is not None and (self.next_ns is None or self.next_ns > until_ns):
                 return
             self.run(until_ns, 100_000_000)
+            if self.ranks is not None and self.waits_for_bytes:
+                self.ranks.wait(BYTES_WAIT_S)
             if progress is not None:
                 progress(self.engine.totals.finished)
 
@@ -122,7 +151,7 @@ def default_engine_config(workload: Workload, **changes: object) -> EngineConfig
 def build(
     config: LeaderConfig, engine: EngineConfig, workload: Workload, *,
     publish: Callable[[Stimulus, Outcome], None] | None = None, hosts: int = 1, check: bool = False,
-    audit_every: int = 50, links: Sequence[LinkSpec] = DEFAULT_LINKS,
+    audit_every: int = 50, links: Sequence[LinkSpec] = DEFAULT_LINKS, with_bytes: Path | None = None,
 ) -> Rig:
     """A machine from nothing: ``hosts`` leaders (compared after every stimulus when there are several) and an engine.
 
@@ -135,27 +164,67 @@ def build(
         leaders[0], calendar.clock, publish=publish, more_hosts=leaders[1:], check_hosts=hosts > 1
     )
     start_leader(dispatcher)
-    return embed(dispatcher, calendar, engine, workload, links=links)
+    return embed(dispatcher, calendar, engine, workload, links=links, with_bytes=with_bytes)
 
 
 def embed(
     dispatcher: Dispatcher, calendar: Calendar, engine: EngineConfig, workload: Workload, *,
-    links: Sequence[LinkSpec] = DEFAULT_LINKS,
+    links: Sequence[LinkSpec] = DEFAULT_LINKS, with_bytes: Path | None = None,
 ) -> Rig:
-    """Put an engine, a mover and deadlines around a started leader whose dispatcher uses ``calendar.clock``."""
+    """Put an engine, a mover and deadlines around a started leader whose dispatcher uses ``calendar.clock``.
+
+    With a directory ``with_bytes`` blocks have bytes, which a worker process of each rank moves; ``Rig.close`` ends
+    them.
+    """
     config = dispatcher.leader.config
+    ranks = None if with_bytes is None else open_ranks(with_bytes, dispatcher, engine)
     mover = LinkMover(
         calendar, dispatcher, engine.token_bytes * config.block_tokens, links=links, asynchronous=config.asynchronous
     )
     dispatcher.mover = mover
     dispatcher.engine_deadlines = EngineDeadlines(calendar, dispatcher)
+    if ranks is None:
+        port = StimulusPort(dispatcher.port(SOURCE))
+    else:
+        mover.carry(ranks, calendar)
+        port = ContentsPort(dispatcher.port(SOURCE), ranks, len(dispatcher.leader.state.pools))
     simulated = SimulatedEngine(
-        engine, StimulusPort(dispatcher.port(SOURCE)), calendar, workload, config.block_tokens,
+        engine, port, calendar, workload, config.block_tokens,
         take_latency_ns=mover.take_latency_ns,
         arrivals_felt=config.prefetch != "none" and min(config.g2_blocks, config.g3_blocks) > 0,
     )
     dispatcher.engines[SOURCE] = simulated
-    return Rig(dispatcher, calendar, simulated, mover, workload)
+    return Rig(dispatcher, calendar, simulated, mover, workload, ranks)
+
+
+def open_ranks(directory: Path, dispatcher: Dispatcher, engine: EngineConfig) -> Ranks:
+    """Running workers for every rank: of the leader's pools, and of the engine's, which is declared next."""
+    config, pools = dispatcher.leader.config, dispatcher.leader.state.pools
+    block_bytes = engine.token_bytes * config.block_tokens
+    if not config.asynchronous:
+        raise UsageError("--bytes needs --transfers async, got sync: a step cannot wait for bytes")
+    if block_bytes % config.ranks:
+        raise UsageError(f"--ranks must divide a block of {block_bytes} bytes, got {config.ranks}")
+    ranks = Ranks(
+        [
+            *(RankPool(pool.info.pool, pool.info.tier, len(pool)) for pool in pools),
+            RankPool(len(pools), Tier.G1, engine.g1_blocks),
+        ],
+        config.ranks, block_bytes // config.ranks, directory, config.block_tokens,
+    )
+
+    def lost(operation: int, epoch: int, rank: int, why: str) -> None:
+        dispatcher.submit(TransferFailed, operation, epoch, rank, why, b"")
+
+    def ended(name: str, why: str) -> None:
+        dispatcher.submit(NoteReported, Note.PART_ENDED, f"{name}: {why}")
+
+    def begun(name: str) -> None:
+        dispatcher.submit(NoteReported, Note.PART_RESTARTED, name)
+
+    ranks.lost, ranks.ended, ranks.trouble, ranks.begun = lost, ended, ended, begun
+    ranks.start()
+    return ranks
 
 
 def parse_workload(text: str, limit: int | None = None) -> Workload:

@@ -20,6 +20,7 @@ from kvbm_console.core.config import SECOND_NS, require
 from kvbm_console.core.ids import Route
 from kvbm_console.core.instructions import StartTransfer
 from kvbm_console.core.stimuli import TransferFailed, TransferFinished, TransferStarted
+from kvbm_console.simulator.calendar import Calendar
 
 TOKEN_BYTES: Final = 32 * 8 * 128 * 2 * 2
 """K and V of a token in an 8B model: ``32 layers x 8 KV heads x 128 x 2 tensors x 2 bytes = 128 KiB``."""
@@ -43,6 +44,26 @@ class Reports(Protocol):
 
     def submit(self, kind: type[Any], *args: Any) -> object:
         """A report of this kind of stimulus."""
+        ...
+
+
+class Carrier(Protocol):
+    """Moves the bytes of copies, beside virtual time (``bytes.ranks.Ranks``)."""
+
+    def copy(self, order: StartTransfer) -> None:
+        """Begin this copy on every rank."""
+        ...
+
+    def arrived(self, operation: int) -> bool:
+        """True if every rank has ended its part, well or not."""
+        ...
+
+    def outcome(self, operation: int) -> list[tuple[str, bytes] | None]:
+        """The error and the failed blocks of each rank; None for a rank whose failure was reported already."""
+        ...
+
+    def zero(self, pool: int) -> None:
+        """Overwrite the bytes of a pool."""
         ...
 
 
@@ -126,12 +147,19 @@ class LinkMover:
         self.asynchronous = asynchronous
         self.faults: Callable[[StartTransfer], Fault | None] | None = None
         self.zeroed: list[int] = []
-        """Pools whose bytes were overwritten, in order (there are no bytes here to overwrite)."""
+        """Pools whose bytes were to be overwritten, in order."""
         self._links = [_Link(spec) for spec in links]
         self._of_route: Mapping[Route, _Link] = {
             route: link for link in self._links for route in link.spec.routes
         }
         self._latency_ns = 0
+        self._carrier: Carrier | None = None
+        self._calendar: Calendar | None = None
+
+    def carry(self, carrier: Carrier, calendar: Calendar) -> None:
+        """Have the bytes of every copy moved between its beginning and its end, at which time waits for them."""
+        require(self.asynchronous, "asynchronous", "true where bytes move", self.asynchronous)
+        self._carrier, self._calendar = carrier, calendar
 
     # --- the mover's side of the dispatcher ---
 
@@ -158,8 +186,10 @@ class LinkMover:
                     return
 
     def zero(self, pool: int) -> None:
-        """Note that the bytes of a pool were to be overwritten."""
+        """Have the bytes of a pool overwritten, if there are any."""
         self.zeroed.append(pool)
+        if self._carrier is not None:
+            self._carrier.zero(pool)
 
     # --- questions ---
 
@@ -188,7 +218,14 @@ class LinkMover:
         link.busy = True
         fault = self._fault(order)
         ends_ns = self._timer.now_ns + link.spec.copy_ns(order.blocks * self.block_bytes)
-        self._timer.at(ends_ns, lambda: self._end(link, order, fault))
+        if self._carrier is None or self._calendar is None:
+            self._timer.at(ends_ns, lambda: self._end(link, order, fault))
+        else:
+            carrier = self._carrier
+            carrier.copy(order)
+            self._calendar.at(
+                ends_ns, lambda: self._end(link, order, fault), ready=lambda: carrier.arrived(order.operation)
+            )
         self._reports.submit(TransferStarted, order.operation, order.epoch)
 
     def _end(self, link: _Link, order: StartTransfer, fault: Fault | None) -> None:
@@ -201,8 +238,14 @@ class LinkMover:
             link.busy = False
 
     def _report(self, order: StartTransfer, fault: Fault | None) -> None:
+        outcome = None if self._carrier is None else self._carrier.outcome(order.operation)
         for rank in range(order.ranks):
-            if fault is None or (fault.ranks is not None and rank not in fault.ranks):
+            carried = ("", b"") if outcome is None else outcome[rank]
+            if carried is None:
+                continue
+            if carried[0]:
+                self._reports.submit(TransferFailed, order.operation, order.epoch, rank, *carried)
+            elif fault is None or (fault.ranks is not None and rank not in fault.ranks):
                 self._reports.submit(TransferFinished, order.operation, order.epoch, rank)
             elif not fault.silent:
                 self._reports.submit(

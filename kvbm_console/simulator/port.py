@@ -92,6 +92,22 @@ class EnginePort(Protocol):
         ...
 
 
+class DeviceBytes(Protocol):
+    """The bytes behind the blocks of a pool (``bytes.ranks.Ranks``)."""
+
+    def fill(self, pool: int, places: Sequence[int], hashes: Sequence[int]) -> None:
+        """These places have been computed."""
+        ...
+
+    def check(self, pool: int, places: Sequence[int], hashes: Sequence[int]) -> None:
+        """A request uses these places as the blocks of these hashes."""
+        ...
+
+    def spoil(self, pool: int, places: Sequence[int]) -> None:
+        """These places were given to a request, which has computed nothing in them yet."""
+        ...
+
+
 class StimulusPort:
     """An ``EnginePort`` that tells a leader."""
 
@@ -176,3 +192,40 @@ class StimulusPort:
     def calm_blocks(self) -> int | None:
         """As ``EnginePort.calm_blocks``."""
         return self._port.calm_blocks()
+
+
+class ContentsPort(StimulusPort):
+    """A ``StimulusPort`` of an engine whose blocks have bytes: they change before the leader is told."""
+
+    def __init__(self, port: LeaderPort, contents: DeviceBytes, pool: int) -> None:
+        super().__init__(port)
+        self._contents = contents
+        self._pool = pool
+
+    def admitted(self, work: Work, prefix: int, found_tokens: int) -> None:
+        """As ``EnginePort.admitted``; the reused prefix is compared."""
+        self._contents.check(self._pool, work.blocks[:prefix], work.hashes[:prefix])
+        self._contents.spoil(self._pool, work.blocks[prefix:])
+        super().admitted(work, prefix, found_tokens)
+
+    def appended(self, work: Work, ids: list[int]) -> None:
+        """As ``EnginePort.appended``."""
+        self._contents.spoil(self._pool, ids)
+        super().appended(work, ids)
+
+    def cloned(self, work: Work, clones: Sequence[Work], ids: list[int]) -> None:
+        """As ``EnginePort.cloned``."""
+        self._contents.spoil(self._pool, ids)
+        super().cloned(work, clones, ids)
+
+    def scheduled(self, plan: Plan, iteration: int, running: int, waiting: int) -> None:
+        """As ``EnginePort.scheduled``."""
+        self._contents.spoil(self._pool, plan.appended_ids)
+        super().scheduled(plan, iteration, running, waiting)
+
+    def filled(
+        self, iteration: int, works: Sequence[Work], counts: Sequence[int], ids: list[int], hashes: list[int]
+    ) -> None:
+        """As ``EnginePort.filled``."""
+        self._contents.fill(self._pool, ids, hashes)
+        super().filled(iteration, works, counts, ids, hashes)

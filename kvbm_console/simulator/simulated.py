@@ -114,10 +114,10 @@ class SimulatedEngine:
         """Run the calendar up to and including ``until_ns``, or as far as it goes for None, for about this much wall
         time."""
         started = time.perf_counter_ns() if wall_budget_ns is not None else 0
-        if self._nudged:
+        calendar = self.calendar
+        if self._nudged and not calendar.waiting:
             self._nudged = False
             self._begin_iteration()
-        calendar = self.calendar
         while not self.paused:
             if not calendar.run_next(until_ns):
                 return

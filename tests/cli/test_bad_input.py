@@ -75,6 +75,7 @@ OWN: Final[dict[str, list[tuple[str, Any, str]]]] = {
         ("instances", 257, "from 1 to 256"), ("hosts", 0, "from 1 to 16"), ("hosts", 17, "from 1 to 16"),
         ("slo-ttft", "0ns", "from 1ns to 24h"), ("slo-ttft", "200", "a duration with a unit"),
         ("slo-itl", "25h", "from 1ns to 24h"),
+        ("ranks", 0, "1<=x<=1024"), ("ranks", 1_025, "1<=x<=1024"),
         ("cleanup", "never", "'end', 'none', 'incremental'"), ("stats-every", -1, "at least 0"),
         ("format", "csv", "'text', 'json'"),
     ],
@@ -85,9 +86,10 @@ OWN: Final[dict[str, list[tuple[str, Any, str]]]] = {
         ("policies", "fifo", "of simple_lru"), ("presets", "fast", "of chat, document, batch"),
         ("workers", 0, "1<=x<=1024"), ("format", "xml", "'text', 'csv', 'json'"),
     ],
-    "serve": [("name", "x" * 65, "at most 64 printable"), ("limit", 0, "x>=1"),
+    "serve": [("name", "x" * 65, "at most 64 printable"), ("limit", 0, "x>=1"), ("ranks", 0, "1<=x<=1024"),
               ("speed", "0", "a factor from 0.001"), ("format", "csv", "'text', 'json'")],
-    "demo": [("limit", 0, "x>=1"), ("speed", "0", "a factor from 0.001"), ("format", "csv", "'text', 'json'")],
+    "demo": [("limit", 0, "x>=1"), ("ranks", 0, "1<=x<=1024"),
+             ("speed", "0", "a factor from 0.001"), ("format", "csv", "'text', 'json'")],
 }
 """Command to the further flags that it has, in the same form."""
 

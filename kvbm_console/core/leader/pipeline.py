@@ -155,10 +155,12 @@ def dispatch(decider: Decider, operation: OperationFacts) -> None:
         return
     decider.memory.undispatched.remove(operation.operation)
     decider.memory.issued.append(operation.operation)
+    hashes = gather(decider.state.pools[operation.target_pool].hash_of, operation.targets)
     decider.ask(
         StartTransfer(
             operation.operation, operation.epoch, candidate.route, decider.ids(operation.sources),
             decider.ids(operation.targets), len(operation.targets), operation.batch, decider.config.ranks,
+            operation.source_pool, operation.target_pool, decider.hashes(hashes),
         )
     )
 

@@ -983,7 +983,7 @@ class ClearDevicePool(_message.Message):
     def __init__(self, keep: _Optional[bytes] = ...) -> None: ...
 
 class StartTransfer(_message.Message):
-    __slots__ = ("operation", "epoch", "route", "sources", "targets", "blocks", "batch", "ranks")
+    __slots__ = ("operation", "epoch", "route", "sources", "targets", "blocks", "batch", "ranks", "source_pool", "target_pool", "hashes")
     OPERATION_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     ROUTE_FIELD_NUMBER: _ClassVar[int]
@@ -992,6 +992,9 @@ class StartTransfer(_message.Message):
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
     BATCH_FIELD_NUMBER: _ClassVar[int]
     RANKS_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_POOL_FIELD_NUMBER: _ClassVar[int]
+    TARGET_POOL_FIELD_NUMBER: _ClassVar[int]
+    HASHES_FIELD_NUMBER: _ClassVar[int]
     operation: int
     epoch: int
     route: Route
@@ -1000,7 +1003,10 @@ class StartTransfer(_message.Message):
     blocks: int
     batch: int
     ranks: int
-    def __init__(self, operation: _Optional[int] = ..., epoch: _Optional[int] = ..., route: _Optional[_Union[Route, str]] = ..., sources: _Optional[bytes] = ..., targets: _Optional[bytes] = ..., blocks: _Optional[int] = ..., batch: _Optional[int] = ..., ranks: _Optional[int] = ...) -> None: ...
+    source_pool: int
+    target_pool: int
+    hashes: bytes
+    def __init__(self, operation: _Optional[int] = ..., epoch: _Optional[int] = ..., route: _Optional[_Union[Route, str]] = ..., sources: _Optional[bytes] = ..., targets: _Optional[bytes] = ..., blocks: _Optional[int] = ..., batch: _Optional[int] = ..., ranks: _Optional[int] = ..., source_pool: _Optional[int] = ..., target_pool: _Optional[int] = ..., hashes: _Optional[bytes] = ...) -> None: ...
 
 class CancelTransfer(_message.Message):
     __slots__ = ("operation",)

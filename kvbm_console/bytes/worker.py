@@ -1,0 +1,229 @@
+"""The process of one rank: it maps the arenas, carries out orders and answers them. Started by ``bytes.ranks``.
+
+Law of this file: an order is answered when its bytes are there, not before. The process ends when the daemon closes
+the socket.
+"""
+
+import mmap
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+
+from kvbm_console.bytes.arena import NOTHING, Arena, Keys, Places
+from kvbm_console.bytes.contents import BlockContents
+from kvbm_console.bytes.orders import (
+    LAST_WORDS,
+    RECEIVE_BYTES,
+    AnyOrder,
+    CheckOrder,
+    CopyOrder,
+    FillOrder,
+    RankReply,
+    RankSetup,
+    SpoilOrder,
+    ZeroOrder,
+)
+from kvbm_console.bytes.slot_file import SlotFile, SlotFileRefused, SlotGeometry, SlotIdentity
+from kvbm_console.core.columns import pack_ids
+
+DESCRIPTORS_MAX: Final = 16
+DISK_THREADS: Final = 4
+"""Reads and writes of the disk that run at the same time."""
+FILL_BYTES: Final = 8 * 2**20
+"""Blocks are computed in batches of about this size."""
+Answer = tuple[str, list[int]]
+"""Why blocks failed, and their positions."""
+DONE: Final[Answer] = ("", [])
+OTHER_BLOCK: Final = "the source holds another block"
+OTHER_BYTES: Final = "the bytes are not those of the block"
+
+
+class RankWorker:
+    """The pools of a rank. Each method carries out one kind of order."""
+
+    def __init__(self, setup: RankSetup, descriptors: list[int]) -> None:
+        self._setup = setup
+        self.contents = BlockContents(setup.rank, setup.shard_bytes)
+        self.arenas: dict[int, Arena] = {}
+        self.files: dict[int, SlotFile] = {}
+        self._disk = ThreadPoolExecutor(DISK_THREADS, "kvbm-disk")
+        self._running: set[Future[None]] = set()
+        for pool in setup.pools:
+            if pool.in_memory:
+                self.arenas[pool.pool] = Arena(descriptors.pop(0), pool.places, setup.shard_bytes)
+                if setup.fresh:
+                    self.arenas[pool.pool].populate()
+            else:
+                about = setup.identity
+                self.files[pool.pool] = SlotFile.open(
+                    Path(setup.directory), SlotGeometry(pool.places, setup.shard_bytes),
+                    SlotIdentity("simulated", "bytes", about.layout, about.block_tokens, setup.rank, about.ranks,
+                                 "xxh3_64", "0"),
+                )
+        self._batch = max(1, FILL_BYTES // setup.shard_bytes)
+        # A mapping of its own is aligned to pages.
+        scratch = np.frombuffer(mmap.mmap(-1, self._batch * setup.shard_bytes), np.uint8)
+        self._scratch = scratch.reshape(self._batch, setup.shard_bytes)
+
+    def carry_out(self, order: AnyOrder) -> Answer:
+        """Carry out an order in memory; the answer when it is done."""
+        return _CARRY_OUT[type(order)](self, order)
+
+    def begin(self, order: CopyOrder, done: Callable[[RankReply], None]) -> None:
+        """Begin a copy from or to a file: ``done`` is called in another thread when its last block has ended."""
+        copy = _DiskCopy(self, order, done)
+        for block in range(len(copy.keys)):
+            task = self._disk.submit(copy.move, block)
+            self._running.add(task)
+            task.add_done_callback(self._running.discard)
+
+    def settle(self) -> None:
+        """Wait for all copies that run."""
+        wait(list(self._running))
+
+    def _copy(self, order: CopyOrder) -> Answer:
+        source, target = self.arenas[order.source_pool], self.arenas[order.target_pool]
+        targets, keys = _places(order.targets), _keys(order.keys)
+        wrong = target.copy(source, _places(order.sources), targets, keys)
+        if wrong:
+            return OTHER_BLOCK, wrong
+        return self._compared(target, targets, keys) if order.compare else DONE
+
+    def _fill(self, order: FillOrder) -> Answer:
+        arena, places, keys = self.arenas[order.pool], _places(order.places), _keys(order.keys)
+        for at in range(0, len(places), self._batch):
+            part = keys[at : at + self._batch]
+            rows = self._scratch[: len(part)]
+            self.contents.write(rows, part.tolist())
+            arena.store(places[at : at + self._batch], rows, part)
+        return DONE
+
+    def _check(self, order: CheckOrder) -> Answer:
+        return self._compared(self.arenas[order.pool], _places(order.places), _keys(order.keys))
+
+    def _compared(self, arena: Arena, places: Places, keys: Keys) -> Answer:
+        wrong = self.contents.differing(arena.rows, places.tolist(), keys.tolist())
+        return (OTHER_BYTES, wrong) if wrong else DONE
+
+    def _spoil(self, order: SpoilOrder) -> Answer:
+        self.arenas[order.pool].spoil(_places(order.places))
+        return DONE
+
+    def _zero(self, order: ZeroOrder) -> Answer:
+        self.settle()
+        (self.arenas.get(order.pool) or self.files[order.pool]).zero()
+        return DONE
+
+
+class _DiskCopy:
+    """A copy from or to a file, block by block in the threads of the disk."""
+
+    def __init__(self, worker: RankWorker, order: CopyOrder, done: Callable[[RankReply], None]) -> None:
+        self._order = order
+        self._contents = worker.contents
+        self._done = done
+        self._began_ns = time.monotonic_ns()
+        self._sources, self._targets = _places(order.sources).tolist(), _places(order.targets).tolist()
+        self.keys: list[int] = _keys(order.keys).tolist()
+        self._file = worker.files.get(order.source_pool) or worker.files[order.target_pool]
+        self._loads = order.source_pool in worker.files
+        self._arena = worker.arenas[order.target_pool if self._loads else order.source_pool]
+        self._left = len(self.keys)
+        self._counting = threading.Lock()
+        self._error = ""
+        self._failed: list[int] = []
+
+    def move(self, block: int) -> None:
+        """Move one block; the last of them answers."""
+        try:
+            error = self._load(block) if self._loads else self._store(block)
+        except OSError as failure:
+            error = failure.strerror or str(failure)
+        with self._counting:
+            if error:
+                self._error = self._error or error
+                self._failed.append(block)
+            self._left -= 1
+            if self._left:
+                return
+        self._done(RankReply(
+            self._order.number, self._error, pack_ids(sorted(self._failed)), time.monotonic_ns() - self._began_ns
+        ))
+
+    def _store(self, block: int) -> str:
+        place, key = self._sources[block], self.keys[block]
+        if int(self._arena.keys[place]) != key:
+            return OTHER_BLOCK
+        self._file.store(self._targets[block], key.to_bytes(8, "little"), memoryview(self._arena.rows[place]))
+        return ""
+
+    def _load(self, block: int) -> str:
+        place, key = self._targets[block], self.keys[block]
+        self._arena.keys[place] = NOTHING
+        row = self._arena.rows[place]
+        if not self._file.load(self._sources[block], key.to_bytes(8, "little"), memoryview(row)):
+            return "the slot has no whole block of this hash"
+        self._arena.keys[place] = key
+        return OTHER_BYTES if self._order.compare and not self._contents.is_block(row, key) else ""
+
+
+_CARRY_OUT: Final[dict[type[Any], Callable[[RankWorker, Any], Answer]]] = {
+    CopyOrder: RankWorker._copy, FillOrder: RankWorker._fill, CheckOrder: RankWorker._check,
+    SpoilOrder: RankWorker._spoil, ZeroOrder: RankWorker._zero,
+}
+
+
+def _places(column: bytes) -> Places:
+    return np.frombuffer(column, np.dtype("<i4"))
+
+
+def _keys(column: bytes) -> Keys:
+    return np.frombuffer(column, np.dtype("<u8"))
+
+
+def serve(channel: socket.socket) -> None:
+    """Carry out orders until the other side closes."""
+    encode = msgspec.msgpack.Encoder().encode
+    try:
+        data, descriptors, _, _ = socket.recv_fds(channel, RECEIVE_BYTES, DESCRIPTORS_MAX)
+        began_ns = time.monotonic_ns()
+        worker = RankWorker(msgspec.msgpack.decode(data, type=RankSetup), descriptors)
+        for fd in descriptors:
+            os.close(fd)
+        channel.send(encode([RankReply(0, "", b"", time.monotonic_ns() - began_ns)]))
+        orders = msgspec.msgpack.Decoder(list[AnyOrder])
+
+        def answer(reply: RankReply) -> None:
+            channel.send(msgspec.msgpack.encode([reply]))
+
+        while data := channel.recv(RECEIVE_BYTES):
+            replies = []
+            for order in orders.decode(data):
+                if isinstance(order, CopyOrder) and {order.source_pool, order.target_pool} & worker.files.keys():
+                    worker.begin(order, answer)
+                    continue
+                began_ns = time.monotonic_ns()
+                error, failed = worker.carry_out(order)
+                replies.append(RankReply(order.number, error, pack_ids(failed), time.monotonic_ns() - began_ns))
+            if replies:
+                channel.send(encode(replies))
+    except (BrokenPipeError, ConnectionResetError):
+        return  # the daemon has gone
+    except Exception as error:
+        words = str(error) if isinstance(error, SlotFileRefused) else f"{type(error).__name__}: {error}"
+        channel.send(encode([RankReply(LAST_WORDS, words, b"", 0)]))
+        os._exit(1)  # without waiting for copies: nobody would hear of them
+
+
+def main() -> None:
+    """Serve on the descriptor that the command line names."""
+    serve(socket.socket(fileno=int(sys.argv[1])))

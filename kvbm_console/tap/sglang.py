@@ -21,11 +21,9 @@ from typing import Any, Final
 from kvbm_console.tap import VARIABLE, settings_of
 from kvbm_console.tap.recorder import LIVE_MAX, QUEUE_MAX, TapRecorder
 from kvbm_console.tap.sender import Sender, TapSettings
-from kvbm_console.tap.sglang_flatten import SglangFlattener
+from kvbm_console.tap.sglang_flatten import HOST_MEDIUM, SglangFlattener
 
 SCHEDULER: Final = "sglang.srt.managers.scheduler"
-HOST_MEDIUM: Final = "CPU_PINNED"
-"""The medium of HiCache's host tier in SGLang's event stream."""
 _log: Final = logging.getLogger("sglang.kvbm_console")
 
 
@@ -80,22 +78,35 @@ class SglangTap:
         self._page = int(scheduler.page_size)
         self._tree, self._pool = scheduler.tree_cache, scheduler.token_to_kv_pool_allocator
         self._table = scheduler.req_to_token_pool
+        self._host: Any = getattr(self._tree, "cache_controller", None)
+        """HiCache's controller of copies between device and host; None without HiCache."""
         self.recorder = recorder = TapRecorder()
         recorder.keeps = True
         parallel = _parallel()
         self._may_hold = max(getattr(parallel, size, 1) for size in ("tp_size", "pp_size", "attn_cp_size")) == 1
         caching = not self._tree.disable
         rank, known = getattr(parallel, "dp_rank", None) or 0, _is_known(scheduler)
-        self.sender = Sender(recorder, SglangFlattener(page=self._page, caching=caching), TapSettings(
+        host = self._host is not None
+        self.sender = Sender(recorder, SglangFlattener(page=self._page, caching=caching, host=host), TapSettings(
             target=str(settings.get("daemon", "")), name=str(settings.get("name") or f"SGLang rank {rank}")[:256],
             block_tokens=self._page, capacity_blocks=self._pool.size // self._page if known else None, dp_rank=rank,
             serve=bool(settings.get("serve")), token_file=str(settings.get("token_file", "")),
             tls_ca=str(settings.get("tls_ca", "")), uncertain=not known, caching=caching,
+            medium=HOST_MEDIUM if host else "",
         ), python=str(settings.get("python", "")))
         self._rows: set[str] = set()
         """Requests that have places."""
         self._wanted: list[tuple[Any, bool]] = []
         """(request, True if it decodes) that the scheduler allocates for at this moment."""
+        self._loading = ""
+        """The request that blocks are loaded for at this moment."""
+        self._loaded: dict[str, int] = {}
+        """Requests to the tokens that were loaded for them, in the step that forms now."""
+        self._copies: dict[int, tuple[str, Any]] = {}
+        """Copies between device and host that run, by our number: the tree's table of them and their name there."""
+        self._copied = 0
+        self._stored: list[Any] | None = None
+        """Records of stores of blocks that are being published: the flattener must know the blocks first."""
         self._freed: list[Any] | None = None
         """Tensors that the tree gives up in the present eviction."""
         self._events = _events_of(self._pool.device)
@@ -118,6 +129,12 @@ class SglangTap:
         _replace(pool, "check_decode_capacity", self._checks)
         _replace(table, "alloc", self._takes_rows)
         _replace(table, "free", self._gives_row)
+        if self._host is not None:
+            _replace(self._host, "write", self._stores)
+            _replace(self._host, "load", self._loads_blocks)
+            _replace(tree.host_pool_group, "free", self._frees_below)
+            for name in ("writing_check", "loading_check"):
+                _replace(tree, name, self._looks_for_ends)
 
     # --- requests ---
 
@@ -210,6 +227,7 @@ class SglangTap:
 
     def _publishes(self, inner: Any, req: Any, *args: Any, **kwargs: Any) -> Any:
         first = req.kv.cache_protected_len
+        self._stored = []
         answer = inner(req, *args, **kwargs)
         recorder = self.recorder
         with recorder.part as began:
@@ -217,6 +235,9 @@ class SglangTap:
             if end > first and not self._tree.disable:
                 row = self._table.req_to_token[req.kv.req_pool_idx, first : end : self._page].clone()
                 recorder.put(("publish", began, req, first // self._page, row, self._events()))
+            for record in self._stored:
+                recorder.put(record)
+        self._stored = None
         return answer
 
     def _evicts(self, inner: Any, *args: Any, **kwargs: Any) -> Any:
@@ -244,6 +265,8 @@ class SglangTap:
 
     def _demands(self) -> list[tuple[str, int]]:
         """Tokens that each request needs, in the order in which the scheduler serves them."""
+        if self._loading:
+            return [(self._loading, self._pool.size)]  # all that is evicted meanwhile
         page = self._page
         spare = page if page > 1 else 0
         return [
@@ -256,13 +279,72 @@ class SglangTap:
         return inner(*args, **kwargs)
 
     def _loads(self, inner: Any, params: Any, *args: Any, **kwargs: Any) -> Any:
-        self._wanted = [] if params.req is None else [(params.req, False)]
-        return inner(params, *args, **kwargs)
+        self._loading = name = "" if params.req is None else params.req.rid
+        try:
+            answer = inner(params, *args, **kwargs)
+        finally:
+            self._loading = ""
+        if answer and answer[0]:
+            self._loaded[name] = answer[0]
+        return answer
 
     def _clears(self, inner: Any, *args: Any, **kwargs: Any) -> Any:
         answer = inner(*args, **kwargs)
         with self.recorder.part as began:
+            for number in self._copies:
+                self.recorder.put(("copied", began, number, "cancelled"))
+            self._copies.clear()
             self.recorder.put(("cleared", began, []))
+        return answer
+
+    # --- HiCache: copies between device and host ---
+
+    def _stores(self, inner: Any, device_indices: Any, *args: Any, **kwargs: Any) -> Any:
+        host_indices = inner(device_indices, *args, **kwargs)
+        if host_indices is not None and len(host_indices):
+            with self.recorder.part as began:
+                self._copies_blocks(began, "ongoing_write_through", kwargs.get("node_id"), device_indices, host_indices)
+        return host_indices
+
+    def _loads_blocks(self, inner: Any, host_indices: Any, *args: Any, **kwargs: Any) -> Any:
+        device_indices = inner(host_indices, *args, **kwargs)
+        if device_indices is not None and len(host_indices):
+            with self.recorder.part as began:
+                self._copies_blocks(began, "ongoing_load_back", kwargs.get("node_id"), device_indices, host_indices)
+        return device_indices
+
+    def _copies_blocks(self, now: int, table: str, node: Any, device_indices: Any, host_indices: Any) -> None:
+        self._copied += 1
+        self._copies[self._copied] = table, node
+        token_bytes = getattr(self._host.mem_pool_host, "size_per_token", None)
+        size_bytes = None if token_bytes is None else len(host_indices) * int(token_bytes)
+        kind = "store" if table == "ongoing_write_through" else "load"
+        record = (
+            kind, now, self._copied, self._loading, device_indices[:: self._page], host_indices[:: self._page],
+            self._events(), size_bytes,
+        )
+        if self._stored is None:
+            self.recorder.put(record)
+        else:
+            self._stored.append(record)
+
+    def _looks_for_ends(self, inner: Any, *args: Any, **kwargs: Any) -> Any:
+        """The tree forgets copies that have ended."""
+        answer = inner(*args, **kwargs)
+        if self._copies:
+            with self.recorder.part as began:
+                tree = self._tree
+                ended = [number for number, (table, node) in self._copies.items() if node not in getattr(tree, table)]
+                for number in ended:
+                    del self._copies[number]
+                    self.recorder.put(("copied", began, number, "completed"))
+        return answer
+
+    def _frees_below(self, inner: Any, indices: Any, *args: Any, **kwargs: Any) -> Any:
+        answer = inner(indices, *args, **kwargs)
+        with self.recorder.part as began:
+            if len(indices) and getattr(kwargs.get("pool"), "value", "kv") == "kv":
+                self.recorder.put(("freed", began, indices[:: self._page]))
         return answer
 
     # --- steps ---
@@ -285,6 +367,7 @@ class SglangTap:
                     self._extended(began, batch, {req.rid for req in started}, running)
                 else:
                     recorder.put(("decode", began, batch.reqs[:], batch.out_cache_loc, self._events(), running))
+            self._loaded.clear()
         return plan
 
     def _extended(self, now: int, batch: Any, started: set[str], running: int) -> None:
@@ -292,7 +375,7 @@ class SglangTap:
         for req, computed, count in zip(batch.reqs, batch.prefix_lens, batch.extend_lens, strict=False):
             prefix, loaded = None, 0
             if req.rid in started:
-                loaded = min(getattr(req, "host_loaded_length", 0), computed)
+                loaded = min(self._loaded.get(req.rid, 0), computed)
                 self._looked_up(now, req.rid, computed - loaded, loaded)
                 self.recorder.forget(req.rid)
                 if computed:
@@ -349,7 +432,7 @@ def _is_known(scheduler: Any) -> bool:
     components = [getattr(kind, "name", str(kind)) for kind in getattr(tree, "tree_components", ("FULL",))]
     plain = components == ["FULL"] and getattr(scheduler, "kv_shard_widening", 1) == 1
     return (
-        plain and getattr(tree, "cache_controller", None) is None
+        plain and not getattr(tree, "enable_storage", False) and getattr(tree, "buffer_pipeline", None) is None
         and scheduler.spec_algorithm.is_none() and scheduler.disaggregation_mode.name == "NULL"
         and getattr(scheduler, "dllm_config", None) is None and getattr(tree, "linker", None) is None
         and getattr(scheduler, "decode_offload_manager", None) is None

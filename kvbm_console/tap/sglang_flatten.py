@@ -20,7 +20,9 @@ from typing import Any, Final
 from kvbm_console.tap.flatten import NAME_CHARS_MAX, Flattener
 from kvbm_console.tap.recorder import LIVE_MAX
 
-TOKEN_BYTES: Final = 4
+DEVICE_MEDIUM: Final = "GPU"
+HOST_MEDIUM: Final = "CPU_PINNED"
+"""The medium of HiCache's host tier in SGLang's event stream."""
 _MASK: Final = 2**64 - 1
 STATUS: Final = {"FINISH_LENGTH": "FINISHED_LENGTH_CAPPED", "FINISH_ABORT": "FINISHED_ABORTED",
                  "FINISH_MATCHED_TOKEN": "FINISHED_STOPPED", "FINISH_MATCHED_STR": "FINISHED_STOPPED",
@@ -83,13 +85,20 @@ class _Row:
 class SglangFlattener(Flattener):
     """The messages of one SGLang scheduler."""
 
-    def __init__(self, *, page: int, caching: bool = True) -> None:
+    def __init__(self, *, page: int, caching: bool = True, host: bool = False) -> None:
         super().__init__(block_tokens=page, caching=caching)
         self._page = page
         self._hashes_of: dict[str, PageHashes] = {}
         self._rows: dict[str, _Row] = {}
         self._tree: dict[int, int] | None = {}
         """Place to hash of the tree's content; None once records were lost, until the tree is cleared."""
+        self._host: dict[int, int] | None = {} if host else None
+        """As ``_tree``, of HiCache's host tier; None also without it."""
+        self._has_host = host
+        self._copies: dict[int, tuple[list[Any], list[int]]] = {}
+        """Copies that run: the fields of their message, and the host's places for the blocks that are stored."""
+        self._loaded: dict[int, int] = {}
+        """Places that were loaded for the step that forms now, with their hashes."""
         self._lost = 0
 
     # --- requests ---
@@ -172,8 +181,53 @@ class SglangFlattener(Flattener):
         return [["evict", now, rows]]
 
     def _cleared(self, now: int, preempted: list[str]) -> list[Any]:
-        self._tree = {}
-        return [["cleared", now, preempted]]
+        self._tree, self._host = {}, {} if self._has_host else None
+        self._loaded.clear()
+        return [["cleared", now, preempted], ["events", now, [["AllBlocksCleared", [], "", 0]]]]
+
+    # --- HiCache's host tier ---
+
+    def _store(
+        self, now: int, number: int, request: str, device: Any, host: Any, mark: Any, size_bytes: int | None
+    ) -> list[Any]:
+        """A copy to the host began. Its blocks are content of the host when it has ended."""
+        tree = self._tree or {}
+        hashes = [key for place in self._places_in(device, mark) if (key := tree.get(place)) is not None]
+        places = self._places_in(host, None)
+        return self._begins(now, number, [request, DEVICE_MEDIUM, HOST_MEDIUM, hashes, len(places), size_bytes], places)
+
+    def _load(
+        self, now: int, number: int, request: str, device: Any, host: Any, mark: Any, size_bytes: int | None
+    ) -> list[Any]:
+        """A copy to the device began. SGLang's tree has the device's places at once."""
+        held = self._host or {}
+        places = self._places_in(device, mark)
+        hashes = [key for place in self._places_in(host, None) if (key := held.get(place)) is not None]
+        if len(hashes) == len(places):
+            self._loaded.update(zip(places, hashes, strict=True))
+            if self._tree is not None:
+                self._tree.update(zip(places, hashes, strict=True))
+        return self._begins(now, number, [request, HOST_MEDIUM, DEVICE_MEDIUM, hashes, len(places), size_bytes], [])
+
+    def _begins(self, now: int, number: int, fields: list[Any], places: list[int]) -> list[Any]:
+        self._copies[number] = fields, places
+        return [["copy", now, number, *fields]]
+
+    def _copied(self, now: int, number: int, status: str) -> list[Any]:
+        fields, places = self._copies.pop(number, ([], []))
+        messages = [["copied", now, number, status]]
+        if places and status == "completed":
+            hashes = fields[3]
+            if self._host is not None and len(hashes) == len(places):
+                self._host.update(zip(places, hashes, strict=True))
+            messages.append(["events", now, [["BlockStored", hashes, HOST_MEDIUM, 0]]])
+        return messages
+
+    def _freed(self, now: int, host: Any) -> list[Any]:
+        """The host's places are free again."""
+        held = self._host or {}
+        hashes = [key for place in self._places_in(host, None) if (key := held.pop(place, None)) is not None]
+        return [["events", now, [["BlockRemoved", hashes, HOST_MEDIUM, 0]]]] if hashes else []
 
     def _places_in(self, positions: Any, mark: Any) -> list[int]:
         """The places of a tensor that has one token position of each page."""
@@ -212,12 +266,14 @@ class SglangFlattener(Flattener):
                     ids = self._places_in(prefix, None) + ids
                 if loaded:
                     messages.append(["alloc", now, name, list(ids), loaded])
+                    for place in ids[(computed - loaded) // page : computed // page]:
+                        self._loaded.pop(place, None)
                 starting.append([name, ids, computed, count, tokens])
             else:
                 going.append([name, ids or None, computed, count, 0])
             row.places += len(ids)
             row.end = computed + count
-        return [*messages, self._formed(now, starting, going, [row[0].rid for row in rows], running)]
+        return messages + self._formed(now, starting, going, [row[0].rid for row in rows], running)
 
     def _decode(self, now: int, requests: list[Any], positions: Any, mark: Any, running: int) -> list[Any]:
         """A step that decodes: each request computes a token at the position given."""
@@ -242,11 +298,17 @@ class SglangFlattener(Flattener):
             elif not row.decodes:
                 going.append([name, None, computed, 1, 0])
             row.decodes = True
-        return [self._formed(now, [], going, names, running)]
+        return self._formed(now, [], going, names, running)
 
     def _formed(self, now: int, starting: list[Any], going: list[Any], names: list[str], running: int) -> list[Any]:
         skipped, unskipped = self._left_out(dict.fromkeys(names, 1), ())
-        return ["step", now, starting, [], going, [], skipped, unskipped, running, []]
+        step = ["step", now, starting, [], going, [], skipped, unskipped, running, []]
+        if not self._loaded:
+            return [step]
+        # They were loaded for a request that did not start in the end.
+        named = ["pool", now, "", [], [], list(self._loaded), list(self._loaded.values())]
+        self._loaded.clear()
+        return [named, step]
 
     def _all(
         self, now: int, rows: list[tuple[Any, ...]], steps: int, dropped: int, mark: Any = None, *_: Any
@@ -255,7 +317,7 @@ class SglangFlattener(Flattener):
         for memory in (self._requests, self._rows, self._active, self._skipped):
             memory.clear()
         if dropped != self._lost:
-            self._tree, self._lost = None, dropped
+            self._tree, self._host, self._lost = None, None, dropped
         live = []
         for request, places, computed, scheduled, tokens, cached in rows[:LIVE_MAX]:
             name = request.rid
@@ -271,4 +333,8 @@ class SglangFlattener(Flattener):
         for name in self._hashes_of.keys() - self._requests.keys():
             del self._hashes_of[name]
         tree = None if self._tree is None else [[list(self._tree), list(self._tree.values())], []]
-        return [["all", now, live, steps, dropped, tree, None]]
+        below = None if self._host is None else [[HOST_MEDIUM, list(self._host.values())]]
+        return [
+            ["all", now, live, steps, dropped, tree, below],
+            *(["copy", now, number, *fields] for number, (fields, _) in self._copies.items()),
+        ]

@@ -2,8 +2,9 @@
 
 Real: ``Scheduler`` with its constructor, ``Req``, ``ScheduleBatch``, ``SchedulePolicy``, ``PrefillAdder``, the batch
 result processor, ``UnifiedRadixCache`` with its Rust or Python tree, both allocators, ``ReqToTokenPool`` and
-``MHATokenToKVPool``. Replaced: ``TpModelWorker``, by a worker that samples from a seed, and each package of kernels
-that is not installed, by an empty module (``Missing``).
+``MHATokenToKVPool``, HiCache with its controller and host pool. Replaced: ``TpModelWorker``, by a worker that samples
+from a seed, HiCache's copy kernel, by indexing, and each package of kernels that is not installed, by an empty module
+(``Missing``).
 
 Law of this file: it must be imported in a process of its own, because it fills ``sys.modules`` with empty modules.
 """
@@ -130,10 +131,25 @@ from sglang.srt.managers.utils import GenerationBatchResult  # noqa: E402
 from sglang.srt.mem_cache.allocator.paged import PagedTokenToKVPoolAllocator  # noqa: E402
 from sglang.srt.mem_cache.allocator.token import TokenToKVPoolAllocator  # noqa: E402
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, ReqToTokenPool  # noqa: E402
+from sglang.srt.mem_cache.pool_host import common as host_memory  # noqa: E402
+from sglang.srt.mem_cache.pool_host import mha as host_pools  # noqa: E402
 from sglang.srt.plugins.hook_registry import HookRegistry  # noqa: E402
 from sglang.srt.runtime_context import SpawnRanks, publish  # noqa: E402
 from sglang.srt.sampling.sampling_params import SamplingParams  # noqa: E402
 from sglang.srt.server_args import PortArgs, ServerArgs  # noqa: E402
+
+
+def _copy_pages(
+    src_layers: list[Any], dst_layers: list[Any], src_indices: Any, dst_indices: Any, page_size: int
+) -> None:
+    """In the place of HiCache's kernel."""
+    for source, target in zip(src_layers, dst_layers, strict=True):
+        target[dst_indices] = source[src_indices]
+
+
+# HiCache's copies wait for a device, whose events and kernels a CPU build does not have.
+host_pools.transfer_kv_direct = _copy_pages
+host_memory._cuda_host_register = lambda *_, **__: None
 
 
 class Worker:

@@ -81,6 +81,7 @@ def compare(engine: Engine, state: CacheState) -> None:
     (pool,) = (pool for pool in state.pools if pool.info.authority is Authority.OBSERVED)
     assert {place: refs for place, refs in enumerate(pool.refs) if refs} == dict(held)
     compare_tree(engine, pool, held)
+    compare_host(engine, state)
 
 
 def compare_tree(engine: Engine, pool: PoolFacts, held: Counter[int]) -> None:
@@ -93,13 +94,13 @@ def compare_tree(engine: Engine, pool: PoolFacts, held: Counter[int]) -> None:
     elif hasattr(core, "_node_arena"):
         resident, locked = content_of(core, page)
         assert known == resident
-        assert locked == {place for place in resident if held[place]}
+        compare_locks(engine, locked, {place for place in resident if held[place]})
     else:
         rows = core.walk_for_kv_canary(False, False)
         places = {int(slot) // page - 1 for slot in rows.slot_indices}
         assert places == set(known)
         unlocked = {int(slot) // page - 1 for slot in core.walk_for_kv_canary(True, False).slot_indices}
-        assert places - unlocked == {place for place in places if held[place]}
+        compare_locks(engine, places - unlocked, {place for place in places if held[place]})
         parent = {
             int(slot) // page - 1: int(before) // page - 1
             for slot, before, at in zip(rows.slot_indices, rows.prev_slot_indices, rows.positions, strict=True)
@@ -111,6 +112,28 @@ def compare_tree(engine: Engine, pool: PoolFacts, held: Counter[int]) -> None:
     assert Counter(known.values()) == resident_by_events(engine)
     free = {int(one) - 1 for one in scheduler.token_to_kv_pool_allocator.get_all_free_pages()}
     assert free == set(range(pool.places_max)) - set(known) - set(held)
+
+
+def compare_host(engine: Engine, state: CacheState) -> None:
+    """HiCache's host tier, by SGLang's own events, and its places in use."""
+    tree = engine.scheduler.tree_cache
+    pools = [pool for pool in state.pools if pool.info.authority is Authority.STREAM]
+    if getattr(tree, "cache_controller", None) is None:
+        assert pools == []
+        return
+    (pool,) = pools
+    known = Counter(key for place, key in enumerate(pool.hash_of) if pool.content[place] == READY)
+    told = resident_by_events(engine, pool.info.medium)
+    assert known == told, (known - told, told - known)
+    host = tree.cache_controller.mem_pool_host
+    if not tree.ongoing_write_through:
+        assert (host.size - host.available_size()) // engine.page == known.total()
+
+
+def compare_locks(engine: Engine, locked: set[int], held: set[int]) -> None:
+    """The tree locks what requests hold, and what a copy reads or writes."""
+    tree = engine.scheduler.tree_cache
+    assert locked == held or (locked > held and (tree.ongoing_write_through or tree.ongoing_load_back))
 
 
 def content_of(core: Any, page: int) -> tuple[dict[int, int], set[int]]:
@@ -184,6 +207,19 @@ def wanting() -> set[str]:
     return set()
 
 
+def watch_loads(engine: Engine, log: Counter[str]) -> None:
+    """Count the blocks that SGLang loads back for each request, beneath the tap."""
+    tree, page = engine.scheduler.tree_cache, engine.page
+    load = tree.init_load_back
+
+    def load_and_count(params: Any) -> Any:
+        answer = load(params)
+        log[params.req.rid] += answer[0] // page
+        return answer
+
+    tree.init_load_back = load_and_count
+
+
 def watch_evictions(engine: Engine, log: list[tuple[set[int], set[str]]]) -> None:
     """Keep (places, requests they may be for) of every eviction, beneath the tap."""
     pool, page = engine.scheduler.token_to_kv_pool_allocator, engine.page
@@ -208,6 +244,24 @@ def watch_evictions(engine: Engine, log: list[tuple[set[int], set[str]]]) -> Non
     tree.evict_for_alloc, pool.free_segment = evict_and_keep, free_and_keep
 
 
+def compare_evictions(
+    engine: Engine, told: list[tuple[int, int, int | None]], log: list[tuple[set[int], set[str]]],
+    names: dict[int, str],
+) -> None:
+    """Every eviction was told, for a request that SGLang made room for."""
+    removed = Counter(
+        key & (2**64 - 1) for event in _named(engine.events, "BlockRemoved") for key in event.block_hashes
+    )
+    assert Counter(key for key, _, _ in told) == removed
+    allowed: dict[int, list[set[str]]] = {}
+    for places, requests in log:
+        for place in places:
+            allowed.setdefault(place, []).append(requests)
+    for _, place, slot in told:
+        requests = allowed[place].pop(0)
+        assert not requests or (slot is not None and names[slot] in requests), (place, slot, requests)
+
+
 def run(order: dict[str, Any]) -> dict[str, Any]:
     """One run to its end, compared after every step; its figures."""
     with tempfile.TemporaryDirectory() as directory:
@@ -216,6 +270,9 @@ def run(order: dict[str, Any]) -> dict[str, Any]:
     watch_evictions(engine, log)
     tap = engine.scheduler.kvbm_tap
     watch = Watching(tap.recorder, tap.sender.flattener, tap.sender.settings)
+    loads: Counter[str] = Counter()
+    told_loads: Counter[str] = Counter()
+    watch_loads(engine, loads)
     told: list[tuple[int, int | None]] = []
     seen: Counter[str] = Counter()
     names: dict[int, str] = {}
@@ -229,6 +286,9 @@ def run(order: dict[str, Any]) -> dict[str, Any]:
             told += evictions(watch.events, state)
             seen.update(slot.state.label for slot in state.slots.values())
             seen.update(type(event).__name__ for event in watch.events)
+            for event in watch.events:
+                if isinstance(event, ev.DeviceBlocksAssigned) and event.external_tokens:
+                    told_loads[names[event.slots[0]]] += event.external_tokens // engine.page
             compare(engine, state)
         if order.get("waves"):
             engine.settle()
@@ -245,17 +305,8 @@ def run(order: dict[str, Any]) -> dict[str, Any]:
     assert watch.leader.state.lost_sources == {}
     assert tap.recorder.errors == 0
     assert watch.mirror.totals == watch.leader.state.totals
-    removed = Counter(
-        key & (2**64 - 1) for event in _named(engine.events, "BlockRemoved") for key in event.block_hashes
-    )
-    assert Counter(key for key, _, _ in told) == removed
-    allowed: dict[int, list[set[str]]] = {}
-    for places, requests in log:
-        for place in places:
-            allowed.setdefault(place, []).append(requests)
-    for _, place, slot in told:
-        requests = allowed[place].pop(0)
-        assert not requests or (slot is not None and names[slot] in requests), (place, slot, requests)
+    assert told_loads == +loads, (told_loads, loads)
+    compare_evictions(engine, told, log, names)
     totals = watch.leader.state.totals
     return {
         "steps": engine.steps, "opened": totals.slots_opened, "finished": {

@@ -95,3 +95,35 @@ def test_without_a_radix_cache_no_block_is_cached(oracle: Oracle, page: int) -> 
     found = oracle.run([3, 4, 2], engine={"page": page, "tokens": 640, "disable_radix_cache": True})
     assert sum(found["hits"]) == found["evicted"] == 0
     assert "BlocksFilled" not in found["seen"]
+
+
+HICACHE = {
+    "enable_hierarchical_cache": True, "hicache_io_backend": "direct", "hicache_mem_layout": "layer_first",
+}
+
+
+@pytest.mark.parametrize(
+    ("seed", "engine"), [
+        (1, {"tree": "rust", "hicache_ratio": 2.0}), (2, {"page": 1, "hicache_ratio": 2.0}),
+        (3, {"hicache_write_policy": "write_back"}), (4, {"hicache_write_policy": "write_through_selective"}),
+        (5, {"overlap": True}), (7, {"tree": "rust", "schedule_conservativeness": 0.1, "tokens": 768}),
+    ], ids=str,
+)
+def test_blocks_of_the_host_tier_and_their_loads_are_those_of_hicache(
+    oracle: Oracle, seed: int, engine: dict[str, Any]
+) -> None:
+    """The host's content after every step, each load with its request, and what the tree evicts from both tiers."""
+    retracts = "schedule_conservativeness" in engine
+    found = oracle.run([seed, 8, 3, 160 if retracts else 60], aborts=0.01, engine={
+        "page": 16, "tokens": 480, "tree": "python", "hicache_write_policy": "write_through", "hicache_ratio": 1.2,
+        **HICACHE, **engine,
+    })
+    assert found["hits"][1] > 0
+    assert found["evicted"] > 0
+    assert found["preemptions"] > 0 or not retracts
+    assert found["seen"]["OperationReported"] > 0
+
+
+def test_a_flush_empties_the_host_tier(oracle: Oracle) -> None:
+    seen = oracle.run([6, 6, 2], waves=2, engine={"page": 16, "tokens": 480, "tree": "python", **HICACHE})["seen"]
+    assert seen["flushed"] == 2

@@ -1,14 +1,13 @@
 """The session: a feed folded into the mirror, and the questions and verbs for the target.
 
 Law of this file: the console never awaits the network. Items are folded in slices, and keys are answered between two
-slices. Calls to the target run in tasks and answer with a notice. A paused view keeps a bounded buffer.
+slices. Calls to the target run in tasks and answer with a notice. A paused view catches up from the reel.
 """
 
 import asyncio
 import contextlib
 import itertools
 import time
-from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -61,8 +60,6 @@ FindHits = Callable[[Sequence[BreakpointSpec]], Awaitable[list[int]]]
 
 CALLS_MAX: Final = 16
 """Verbs without an answer; more keys than that on a dead connection are refused."""
-BUFFER_MAX: Final = 200_000
-"""Events kept while the view is paused, about 100 MB at most; then the oldest are dropped and a snapshot is taken."""
 ACCOUNTS_EVERY_S: Final = 2.0
 """How often a target with real engines is asked for their accounts: its answer has every open copy in it."""
 
@@ -128,11 +125,12 @@ class TargetSession:
         self.unexplained = ""
         self.mirror = Mirror()
         self.paused = False
-        self.overflowed = False
-        self.buffered = 0
         self.ended = False
         """True if the feed said that nothing more will come."""
-        self._buffer: deque[FeedItem] = deque()
+        self._behind = False
+        """True if the reel has items that were not folded, because the view was paused."""
+        self._connection: Connected | Disconnected | None = None
+        """The last of these items."""
         self.quit: Callable[[], None] = lambda: None
         """Leaves the console."""
         self.copy: Callable[[str], None] = lambda text: None
@@ -197,9 +195,9 @@ class TargetSession:
         if isinstance(self.feed, Accounting) and self._spawn is not None:
             self._spawn(self._account(self.feed), "accounts")
         while True:
-            self._resubscribe = False
+            self._resubscribe = self._behind = False
             async for item in self.feed.items():
-                if self.paused or self._buffer:
+                if self.paused or self._behind:
                     self._keep(item)
                 else:
                     await self._take(item, breathe)
@@ -228,7 +226,7 @@ class TargetSession:
     async def _take(self, item: FeedItem, breathe: Callable[[], Awaitable[None]]) -> None:
         mirror = self.mirror
         if self.reel is not None:
-            self.reel.add(item)
+            self.reel.add(item, self.mono)
         if isinstance(item, BatchArrived) and mirror.reads:
             item = self._read(item)
         if isinstance(item, EventsArrived) and len(item.events) > SLICE_EVENTS:
@@ -258,8 +256,7 @@ class TargetSession:
         if self.reel is not None:
             self.reel.look(mirror, self.mono)
         if mirror.broken is not None and not self._resubscribe:
-            self._tell(f"{mirror.broken}; asking for a snapshot", "caution")
-            self._resubscribe = True
+            self._renew(f"{mirror.broken}; asking for a snapshot")
 
     def _read(self, item: BatchArrived) -> FeedItem:
         """The events of a batch, which can then be taken in slices. An unreadable batch stays as it is."""
@@ -290,37 +287,69 @@ class TargetSession:
         if self.keeper is not None and self.mirror.broken is None:
             self.keeper.take(item, self.mirror)
 
+    @property
+    def buffered(self) -> int:
+        """Events that a paused view has not shown."""
+        return max(0, self.reel.next_seq - self.mirror.next_seq) if self._behind and self.reel is not None else 0
+
+    @property
+    def overflowed(self) -> bool:
+        """True if a paused view can no longer catch up: a loss, or more events than the reel keeps."""
+        return self._behind and self.reel is not None and not self.reel.follows(self.mirror.next_seq)
+
     def _keep(self, item: FeedItem) -> None:
-        """Keep an item of a paused view."""
-        size = events_in(item)
-        if self.buffered + size > BUFFER_MAX:
-            self.overflowed = True
-        if not self.overflowed:
-            self._buffer.append(item)
-        self.buffered += size
+        """Keep an item that comes while the view is paused, or behind events that it has not caught up with."""
+        assert self.reel is not None
+        if not self._behind:
+            self._behind, self._connection = True, None
+        self.reel.add(item, self.mono)
+        if isinstance(item, Connected | Disconnected):
+            self._connection = item
+        elif isinstance(item, SnapshotTaken) and not self.paused and self.reel.next_seq == item.state.seq:
+            self.mirror.skip_to(item.state, self.mono())
+            self._behind = False
 
     def pause(self, paused: bool) -> None:
-        """Stop drawing new events, or go on; the target does not notice."""
-        if paused or not self.paused:
-            self.paused = paused
-            return
-        self.paused = False
-        if self.overflowed:
-            self.overflowed = False
-            self._resubscribe = True
-            self._tell("the paused view lost events; the next snapshot is exact", "caution")
-        if self._spawn is not None:
-            self._spawn(self._drain(), "unpause")
+        """Stop drawing new events, or go on; the target does not notice. Without facts there is nothing to stop."""
+        self.paused = paused and self.mirror.state is not None
+        if not paused and self._behind and self._spawn is not None:
+            self._spawn(self._catch_up(), "unpause")
 
-    async def _drain(self) -> None:
-        """Fold the kept items in order, while the feed goes on adding items behind them."""
-        while self._buffer and not self.paused:
-            item = self._buffer[0]
-            await self._take(item, _yield)
-            self._buffer.popleft()
-            self.buffered -= events_in(item)
-        if not self._buffer:
-            self.buffered = 0
+    async def _catch_up(self) -> None:
+        """Fold the events of the reel, while the feed goes on adding events to them.
+
+        When they are so many that facts are sampled, the next snapshot ends it.
+        """
+        reel, mirror = self.reel, self.mirror
+        assert reel is not None
+        while self._behind and not self.paused and not self._resubscribe:
+            if mirror.broken is not None:
+                self._renew(f"{mirror.broken}; asking for a snapshot")
+            elif reel.incarnation != mirror.incarnation or not reel.follows(mirror.next_seq):
+                self._renew("the paused view lost events; the next snapshot is exact")
+            elif reel.next_seq > mirror.next_seq:
+                await self._fold_kept(reel)
+            else:
+                self._behind = False
+                if self._connection is not None:
+                    await self._take(self._connection, _yield)
+
+    async def _fold_kept(self, reel: Reel) -> None:
+        mirror = self.mirror
+        try:
+            for events in reel.events(mirror.next_seq):
+                for first in range(0, len(events), SLICE_EVENTS):
+                    if events[first].seq != mirror.next_seq or self.paused or not self._behind:
+                        return
+                    self._fold(EventsArrived(events[first : first + SLICE_EVENTS]))
+                    await _yield()
+        except MalformedBatch as error:
+            mirror.broken = str(error)
+
+    def _renew(self, text: str) -> None:
+        """Say why, and subscribe again behind the next item."""
+        self._tell(text, "caution")
+        self._resubscribe = True
 
     # --- events older than the log ---------------------------------------------------------------------------------
 

@@ -170,10 +170,12 @@ async def test_pause_freezes_the_view_and_loses_nothing() -> None:
 
 
 @pytest.mark.asyncio
-async def test_a_pause_that_outgrows_its_buffer_says_so_and_ends_exact(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(source, "BUFFER_MAX", 10)
+async def test_a_pause_that_outgrows_the_reel_says_so_and_ends_exact() -> None:
     async with running() as console:
+        reel = console.session.reel
+        assert reel is not None
         await console.pilot.press("space")
+        reel.bytes_max = reel.bytes + 500
         since = len(console.script.events)
         console.script.run("new-0009.1", 4)
         console.script.run("new-0010.1", 4)
@@ -188,6 +190,26 @@ async def test_a_pause_that_outgrows_its_buffer_says_so_and_ends_exact(monkeypat
         assert console.session.mirror.state is not None
         assert digest(console.session.mirror.state) == digest(console.script.state)
         assert console.session.mirror.lost_events > 0
+
+
+@pytest.mark.asyncio
+async def test_a_connection_that_comes_back_during_a_pause_loses_nothing() -> None:
+    async with running() as console:
+        await console.pilot.press("space")
+        for number in (9, 10):
+            since = len(console.script.events)
+            console.script.run(f"new-{number:04}.1", 4)
+            await console.send_events(since)
+            await console.feed.send(Disconnected("socket closed", 3.0), connected())
+        await console.feed.send(Disconnected("socket closed", 5.0))
+        assert console.row(0).startswith(" PAUSED ")
+        await console.pilot.press("space")
+        await console.pilot.pause()
+        mirror = console.session.mirror
+        assert digest(mirror.facts) == digest(console.script.state)
+        assert mirror.lost_events == 0
+        assert console.feed.subscriptions == 1
+        assert console.row(0).startswith(" RETRY 5s ")
 
 
 @pytest.mark.asyncio

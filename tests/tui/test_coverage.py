@@ -1,7 +1,8 @@
 """Sampling: above a share of a core facts come as snapshots; moves, holds and copies are still all there."""
 
 import asyncio
-from collections.abc import AsyncIterator
+import random
+from collections.abc import AsyncIterator, Awaitable
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -379,3 +380,55 @@ async def test_a_hold_that_is_passed_over_is_asked_for_at_once(monkeypatch: pyte
     await session.run(look)
     assert session.mirror.coverage.passed > 0
     assert seen[0][0] <= held + 11, "in the snapshot behind its batch of ten"
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("flooded", [False, True])
+async def test_a_paused_view_catches_up_and_loses_nothing(flooded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = random.Random(flooded)
+    share_max = 0.0 if flooded else 1e9
+    for name, value in (("LOOK_SHARE", 1.0), ("SHARE_MAX", share_max), ("SHARE_BACK", 0.0), ("RATE_MIN", 0)):
+        monkeypatch.setattr(pace, name, value)
+    tape = Recording.open(RECORDINGS / "thrash.mcap")
+    mono = Mono(0)
+
+    def tick() -> int:
+        mono.at_ns += S // 20
+        return mono.at_ns
+
+    session = TargetSession(Tape(tape), mono=tick)
+    mirror = session.mirror
+    tasks: list[asyncio.Task[None]] = []
+
+    def spawn(work: Awaitable[None], name: str) -> None:
+        tasks.append(asyncio.ensure_future(work))
+
+    def tell(text: str, role: str) -> None:
+        raise AssertionError(text)
+
+    session.attach(spawn, tell, lambda: None, lambda text: None, lambda name, table, picture: None)
+    most = 0
+    seen: tuple[int, int] | None = None
+
+    async def press() -> None:
+        nonlocal most, seen
+        most = max(most, session.buffered)
+        assert not session.overflowed
+        if session.paused and seen is not None:
+            assert (mirror.next_seq, mirror.version) == seen, "a paused view stands"
+        if rng.random() < 0.15:
+            session.pause(not session.paused)
+        seen = (mirror.next_seq, mirror.version) if session.paused else None
+        await asyncio.sleep(0)
+
+    await session.run(press)
+    session.pause(False)
+    await asyncio.gather(*tasks)
+    assert most > 30
+    assert (mirror.broken, mirror.lost_events, mirror.next_seq) == (None, 0, tape.last_seq + 1)
+    assert digest(mirror.facts) == digest(tape.state_at(tape.last_seq))
+    assert (mirror.coverage.passed > 0) == flooded
+    if not flooded:
+        unpaused = begun(tape)
+        unpaused.take(EventsArrived(events_of(tape)), 0)
+        assert history(mirror) == history(unpaused)

@@ -82,14 +82,21 @@ def chart(
     told = f"  last {window_text(seconds)}"
     lines = [Row().put(" ").put(title, "title").put(f"   {value}").put(told, "muted").line()]
     shown = resample(list(values)[-seconds:], cells)
-    eighths = [None if share is None else int(min(1.0, max(0.0, share)) * rows * 8) for share in shown]
-    for row in range(rows):
-        base = (rows - 1 - row) * 8
-        cells_text = "".join(
-            " " if height is None or (height <= base and not (base == 0 and height == 0)) else
-            glyphs.eighths[min(8, max(1, height - base)) - 1]
-            for height in eighths
-        )
+    for row, columns in enumerate(_columns(tuple(shown), rows, glyphs.eighths)):
         label = "100" if row == 0 else "0" if row == rows - 1 else ""
-        lines.append(Row().right(label, 5, "faint").put(" ").put(cells_text, "trend").line())
+        lines.append(Row().right(label, 5, "faint").put(" ").put(columns, "trend").line())
     return lines
+
+
+@lru_cache(maxsize=64)
+def _columns(shares: tuple[float | None, ...], rows: int, characters: str) -> list[str]:
+    """The rows of a chart; cached because its values change once a second."""
+    heights = [None if share is None else int(min(1.0, max(0.0, share)) * rows * 8) for share in shares]
+    return [
+        "".join([
+            " " if height is None or (height <= base and not (base == 0 and height == 0)) else
+            characters[min(8, max(1, height - base)) - 1]
+            for height in heights
+        ])
+        for base in range((rows - 1) * 8, -1, -8)
+    ]

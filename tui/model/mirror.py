@@ -208,6 +208,12 @@ class Mirror(History):
         self.coverage.passed_over(first, events, self.seen_ns, at_ns)
         self._went_by(first, events, at_ns, mono_ns)
 
+    def skip_to(self, state: CacheState, mono_ns: int) -> None:
+        """Pass over the events in front of these facts, and take over the facts."""
+        if state.seq > self.next_seq:
+            self._pass_over(self.next_seq, state.seq - self.next_seq, state.at_ns, mono_ns)
+        self.take(SnapshotTaken(state), mono_ns)
+
     def _went_by(self, first: int, events: int, at_ns: int, mono_ns: int) -> None:
         """Advance time and counts over events that were not folded; all of them count at the end of their slice."""
         if not self.tick_ns <= at_ns < self.tick_ns + S:

@@ -1,16 +1,22 @@
 """The reel: what this console keeps of a live target, so that it can look back without asking anyone.
 
 The events are kept as the bytes that came, and now and then the facts and the spine of the history with them. A reel
-is a tape (``stream.tape``): the transport of a recording moves along it, and every view draws it as a recording.
+is a tape (``stream.tape``): the transport of a recording moves along it, and every view draws it as a recording. A view
+that was paused catches up from it.
 
     | facts, spine | events events events | facts, spine | events events ...   <- add, look
       ^ first_seq: the oldest group goes when the bytes are too many
+
+Pieces are compressed for at most 1 / ``PACK_SHARE`` of the time, the newest first. In a flood most stay as they came,
+so that the console costs less and its past is shorter.
 
 Law of this file: the memory is bounded by ``bytes_max``. A group begins with facts and has no hole behind them; missing
 events are a gap between two groups.
 """
 
+import time
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
@@ -35,6 +41,9 @@ PIECE_BYTES: Final = 256 * 1024
 """Bytes of events that are compressed together: 28 bytes an event are left of 100, and 39 with a quarter of it."""
 LEVEL: Final = 3
 """Of zstd: a quarter of a microsecond an event."""
+PACK_SHARE: Final = 100
+"""After a piece was compressed, this many times the time that it took goes by: all of them up to 35,000 events a
+second."""
 COST_SHARE: Final = 200
 """Facts and spine are kept only after this many times the time that keeping the last ones took."""
 NOT_DELIVERED: Final = "not delivered"
@@ -44,13 +53,28 @@ _lists: Final = msgspec.msgpack.Decoder(list[bytes])
 
 
 class _Piece(msgspec.Struct):
-    """Events ``first_seq`` to ``end_seq - 1``, compressed."""
+    """Events ``first_seq`` to ``end_seq - 1``, as the batches that came, or these compressed."""
 
     first_seq: int
     end_seq: int
     first_ns: int
     last_ns: int
-    data: bytes
+    data: list[bytes] | bytes
+    size: int
+
+    def pack(self) -> int:
+        """Compress it; returns the number of bytes that it takes less."""
+        before = self.size
+        if isinstance(self.data, list):
+            self.data = zstandard.compress(msgspec.msgpack.encode(self.data), LEVEL)
+            self.size = len(self.data)
+        return before - self.size
+
+    def events(self) -> Iterator[list[Event]]:
+        """The events, as they came."""
+        data = self.data
+        for batch in data if isinstance(data, list) else _lists.decode(zstandard.decompress(data)):
+            yield unpack_events(batch)
 
 
 class _Group(msgspec.Struct):
@@ -77,23 +101,22 @@ class Reel:
         self.bytes = 0
         self.gaps: list[GapSeen] = []
         self._groups: list[_Group] = []
-        self._open: list[bytes] = []
-        self._open_bytes = 0
-        self._open_head = (0, 0)
-        """Number and time of the first event that is not in a piece yet."""
+        self._loose: deque[tuple[_Group, _Piece]] = deque()
+        """Pieces that wait to be compressed, the newest last."""
         self.next_seq = 0
         self.last_ns = 0
         self._due = True
         """True if events are not kept until there are facts."""
-        self._rest_ns = 0
-        """Local time before which no facts are kept."""
+        self._rest_ns = self._pack_ns = 0
+        """Local times before which no facts are kept, and nothing is compressed."""
         self._since_bytes = 0
+        """Bytes that came since facts were kept."""
         self._told = (-1, -1)
         self._reason = NOT_DELIVERED
 
     # --- taking ------------------------------------------------------------------------------------------------------
 
-    def add(self, item: FeedItem) -> None:
+    def add(self, item: FeedItem, clock: Callable[[], int]) -> None:
         """Keep an item before it is folded."""
         match item:
             case Connected():
@@ -109,6 +132,7 @@ class Reel:
             case EventsArrived(events) if events and not self._due:
                 chunk = pack_events(events)
                 self._append(chunk.first_seq, chunk.count, chunk.base_ns, chunk.last_ns, chunk.data)
+        self._pack(clock)
 
     def _snapshot(self, state: CacheState) -> None:
         if not self._groups or state.seq == self.next_seq:
@@ -122,37 +146,43 @@ class Reel:
     def _append(self, first_seq: int, count: int, first_ns: int, last_ns: int, data: bytes) -> None:
         if self._due or first_seq != self.next_seq:
             return
-        if not self._open:
-            self._open_head = first_seq, first_ns
-        self._open.append(data)
-        self._open_bytes += len(data)
-        self.next_seq, self.last_ns = first_seq + count, last_ns
-        if self._open_bytes >= PIECE_BYTES:
-            self._seal()
-
-    def _seal(self) -> None:
-        if not self._open:
-            return
-        piece = self._piece()
-        self._open, self._open_bytes = [], 0
         group = self._groups[-1]
-        group.pieces.append(piece)
-        group.bytes += len(piece.data)
-        self.bytes += len(piece.data)
-        self._since_bytes += len(piece.data)
+        piece = group.pieces[-1] if group.pieces else None
+        if piece is None or not isinstance(piece.data, list) or piece.size >= PIECE_BYTES:
+            piece = _Piece(first_seq, first_seq, first_ns, last_ns, [], 0)
+            group.pieces.append(piece)
+        assert isinstance(piece.data, list)
+        piece.data.append(data)
+        piece.size += len(data)
+        group.bytes += len(data)
+        self.bytes += len(data)
+        self._since_bytes += len(data)
+        piece.end_seq = self.next_seq = first_seq + count
+        piece.last_ns = self.last_ns = last_ns
+        if piece.size >= PIECE_BYTES:
+            self._loose.append((group, piece))
         self._forget()
+
+    def _pack(self, clock: Callable[[], int]) -> None:
+        """Compress the newest piece that is full, if there is time."""
+        if self._loose and clock() >= self._pack_ns:
+            began = time.thread_time_ns()
+            group, piece = self._loose.pop()
+            saved = piece.pack()
+            group.bytes -= saved
+            self.bytes -= saved
+            self._pack_ns = clock() + PACK_SHARE * (time.thread_time_ns() - began)
 
     def _forget(self) -> None:
         """Keep to the bound: the oldest groups go."""
         while self.bytes > self.bytes_max and len(self._groups) > 1:
-            self.bytes -= self._groups.pop(0).bytes
+            oldest = self._groups.pop(0)
+            self.bytes -= oldest.bytes
+            while self._loose and self._loose[0][0] is oldest:
+                self._loose.popleft()
             self.gaps = [gap for gap in self.gaps if gap.last >= self._groups[0].seq]
         if self.bytes > self.bytes_max:
             self._clear()  # a flood for which there were no facts: it begins anew with the next facts
-
-    def _piece(self) -> _Piece:
-        data = zstandard.compress(msgspec.msgpack.encode(self._open), LEVEL)
-        return _Piece(self._open_head[0], self.next_seq, self._open_head[1], self.last_ns, data)
 
     def look(self, mirror: Mirror, clock: Callable[[], int]) -> None:
         """Keep facts and spine when they are due; the mirror has folded everything that was added."""
@@ -163,11 +193,11 @@ class Reel:
             return
         if not self._due and not self._rested(state, clock):
             return
-        if self._groups:
-            self._seal()
-        began = clock()
+        last = self._groups[-1].pieces[-1:] if self._groups else []
+        self._loose += [(self._groups[-1], piece) for piece in last if piece.size < PIECE_BYTES]
+        began = time.thread_time_ns()
         facts, spine = zstandard.compress(encode_facts(state), 1), spine_of(mirror)
-        self._rest_ns = clock() + COST_SHARE * (clock() - began)
+        self._rest_ns = clock() + COST_SHARE * (time.thread_time_ns() - began)
         size = len(facts) + len(spine)
         self._groups.append(_Group(state.seq, state.at_ns, facts, spine, size, [], size))
         self.bytes += size
@@ -178,7 +208,7 @@ class Reel:
         """True if enough events, bytes and time lie behind the last facts."""
         return (
             state.seq == self.next_seq and self.next_seq - self._groups[-1].seq >= EVERY_EVENTS
-            and 2 * self._since_bytes >= self._groups[-1].key_bytes
+            and self._since_bytes >= 2 * self._groups[-1].key_bytes
             and (clock() >= self._rest_ns or 4 * self._since_bytes > self.bytes_max)
         )
 
@@ -239,17 +269,20 @@ class Reel:
         """The time of the oldest facts."""
         return self._groups[0].at_ns if self._groups else 0
 
+    def follows(self, seq: int) -> bool:
+        """True if event ``seq`` is kept, or is the next one to come."""
+        inside = self.first_seq <= seq <= self.next_seq and bool(self._groups) and not self._due
+        return inside and not any(gap.last >= seq for gap in self.gaps)
+
     def refresh(self) -> bool:
         """True if events came or went since the last call."""
         told, self._told = self._told, (self.first_seq, self.last_seq)
         return told != self._told
 
     def _pieces(self, first_seq: int = 0) -> Iterator[_Piece]:
-        """All pieces from the piece with ``first_seq`` on, and the rest that is not compressed yet."""
+        """All pieces from the piece with ``first_seq`` on."""
         start = max(0, self._group_before(first_seq))
         pieces = [piece for group in self._groups[start:] for piece in group.pieces]
-        if self._open:
-            pieces.append(self._piece())
         yield from (piece for piece in pieces if piece.end_seq > first_seq)
 
     def _group_before(self, seq: int) -> int:
@@ -263,7 +296,7 @@ class Reel:
                 found = piece.end_seq - 1
                 continue
             if piece.first_ns <= at_ns:
-                early = [event.seq for events in _events(piece) for event in events if event.at_ns <= at_ns]
+                early = [event.seq for events in piece.events() for event in events if event.at_ns <= at_ns]
                 found = early[-1] if early else found
             break
         return found
@@ -286,7 +319,7 @@ class Reel:
         """Events from ``first_seq`` on, by default all."""
         first_seq = self.first_seq if first_seq is None else first_seq
         for piece in self._pieces(first_seq):
-            for events in _events(piece):
+            for events in piece.events():
                 if events[-1].seq >= first_seq:
                     yield events[max(0, first_seq - events[0].seq) :]
 
@@ -329,8 +362,3 @@ class Reel:
             raise RecordingError(f"the facts at event {seq} are unknown: it lies in a gap, or behind one")
         return state
 
-
-def _events(piece: _Piece) -> Iterator[list[Event]]:
-    """The events of a piece, as they came."""
-    for data in _lists.decode(zstandard.decompress(piece.data)):
-        yield unpack_events(data)

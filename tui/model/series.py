@@ -83,7 +83,7 @@ class Sums(Seconds):
 
     def total(self, seconds: int, now_ns: int) -> float:
         """Sum over the last ``seconds``."""
-        return sum(value for value in self.last(seconds, now_ns) if value is not None)
+        return sum(filter(None, self.last(seconds, now_ns)))
 
     def rate(self, now_ns: int, seconds: int = 5) -> float | None:
         """Amount per second over the last whole ``seconds`` that are known; None when there is none."""

@@ -7,7 +7,7 @@ is restarted, three times at once and then once a minute. Clocks are handed in, 
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -108,6 +108,11 @@ class Parts:
             if not self._pause_ns(part):
                 restart(name)
                 self._begin(part)
+
+    def known(self, names: Iterable[str]) -> None:
+        """Parts that others restart."""
+        for name in names:
+            self._of(name)
 
     def ended(self, name: str, why: str) -> None:
         """A part that others restart has ended."""

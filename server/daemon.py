@@ -209,6 +209,7 @@ class Daemon:
         ranks = self.rig.ranks
         if ranks is not None:
             parts = service.parts
+            parts.known(ranks.names)
             ranks.ended, ranks.trouble, ranks.begun = parts.ended, parts.troubled, parts.begun
         return service
 

@@ -42,6 +42,7 @@ from kvbm_console.wire.v1 import console_pb2 as pb
 
 from .access import Context
 from .guard import END, Malformed, parse, refuse, require_text
+from .movers import LostMover, MoverProcess
 
 log = logging.getLogger("kvbm_console.server")
 
@@ -74,6 +75,8 @@ class FeedSink:
         self._held: frozenset[int] = frozenset()
         self.overflowed = False
         self.closing = False
+        self.copies_stopped = False
+        """True if the mover has said that none of its copies runs any more."""
 
     @property
     def cost_row(self) -> dict[str, Any] | None:
@@ -211,6 +214,12 @@ class FeedMethod:
 
     def __init__(self, service: LeaderService) -> None:
         self._service = service
+        self._lost: LostMover | None = None
+
+    def close(self) -> None:
+        """The daemon ends: nothing is waited for any more."""
+        if self._lost is not None:
+            self._lost.process.close()
 
     async def serve(self, _: AsyncIterator[bytes], context: Context) -> None:
         """One engine, from its ``open`` to the end of its stream."""
@@ -223,8 +232,11 @@ class FeedMethod:
         require_text("name", request.open.name, NAME_BYTES_MAX)
         service = self._service
         modelled = service.dispatcher.mover
-        if request.open.moves and isinstance(modelled, FeedSink):
-            raise Refused("the bytes are moved by another feed already")
+        if request.open.moves:
+            if isinstance(modelled, FeedSink):
+                raise Refused("the bytes are moved by another feed already")
+            self._settle(request.open)
+        process = MoverProcess(request.open.process, request.open.process_began) if request.open.moves else None
         source = service.new_source()
         points = frozenset(WaitPoint(point) for point in request.open.points if point in tuple(WaitPoint))
         sink = FeedSink(
@@ -244,10 +256,40 @@ class FeedMethod:
             service.feeds.discard(sink)
             service.listeners.discard(sink.look)
             del service.dispatcher.engines[source]
-            if service.dispatcher.mover is sink:
+            if process is None:
+                abandon(service.dispatcher, source)
+            else:
                 service.dispatcher.mover = modelled
-                self._end_copies()
-            abandon(service.dispatcher, source)
+                self._mover_left(sink, source, process)
+
+    def _settle(self, opening: pb.OpenFeed) -> None:
+        """Refuse a mover while copies of an earlier one may run, unless it promises that they do not."""
+        lost = self._lost
+        if lost is None or lost.settled:
+            return
+        if not (opening.settled and opening.name == lost.name):
+            raise Refused(f"the mover {lost.name!r} may still copy: {lost.why}")
+        lost.settle()
+
+    def _mover_left(self, sink: FeedSink, source: int, process: MoverProcess) -> None:
+        """The stream of a mover has ended: fail what it has not reported, as soon as none of it can still write."""
+        parts, part = self._service.parts, f"mover {sink.name}"
+
+        def finish() -> None:
+            self._end_copies()
+            abandon(self._service.dispatcher, source)
+
+        def settled() -> None:
+            finish()
+            parts.begun(part)
+
+        nothing_runs = not (self._service.state.operations or self._service.state.late)
+        if sink.copies_stopped or sink.closing or nothing_runs:
+            process.close()
+            finish()
+            return
+        self._lost = LostMover(sink.name, process, settled)
+        parts.troubled(part, self._lost.why)
 
     async def _exchange(self, sink: FeedSink, source: int, context: Context) -> None:
         reader = asyncio.ensure_future(self._read(sink, source, context))
@@ -272,6 +314,9 @@ class FeedMethod:
             if request.WhichOneof("item") == "cost":
                 sink.cost = request.cost
                 continue
+            if request.WhichOneof("item") == "stopped":
+                sink.copies_stopped = True
+                return
             if request.WhichOneof("item") != "batch":
                 raise Malformed("a feed message behind open must be a batch")
             try:
@@ -297,7 +342,7 @@ class FeedMethod:
         return self._service.dispatcher.submit_from(source, origin_ns, type(stimulus), *given_fields(stimulus))
 
     def _end_copies(self) -> None:
-        """Fail the copies that the lost mover has not reported, so that nothing waits for them for ever."""
+        """Fail the copies that the mover has not reported: none of them runs any more."""
         service, state = self._service, self._service.state
         for number in list(state.operations):
             for rank in range(service.config.ranks):

@@ -117,6 +117,7 @@ class ConsoleServicer:
         self._ending = True
         for feed in self._service.feeds:
             feed.close()
+        self._feed.close()
         if self._sessions:
             await asyncio.wait(self._sessions, timeout=grace_s / 2)
         for task in self._sessions:

@@ -269,6 +269,11 @@ class Ranks:
         return not any(one.pending for one in self._ranks)
 
     @property
+    def names(self) -> list[str]:
+        """``rank 0`` and so on."""
+        return [one.name for one in self._ranks]
+
+    @property
     def processes(self) -> list[int | None]:
         """The process of each rank; None while it has none."""
         return [None if one.process is None else one.process.pid for one in self._ranks]

@@ -242,11 +242,14 @@ class Client:
         return ControlSession(self._channel, self.target, name or self.name, lease=lease, owner=owner)
 
     def feed(
-        self, name: str | None = None, *, moves: bool = False, pauses: bool = False, points: Sequence[WaitPoint] = ()
+        self, name: str | None = None, *, moves: bool = False, pauses: bool = False,
+        points: Sequence[WaitPoint] = (), settled: bool = False,
     ) -> FeedClient:
         """An engine's feed, as an asynchronous context manager.
 
         ``moves``: this process moves the bytes of copies. ``pauses``: it stands still while ``paused`` is set.
-        ``points``: where it can let a request stand still, empty for everywhere.
+        ``points``: where it can let a request stand still, empty for everywhere. ``settled``: with ``moves``, no copy
+        of an earlier feed of this name runs any more.
         """
-        return FeedClient(self._channel, self.target, name or self.name, moves=moves, pauses=pauses, points=points)
+        return FeedClient(self._channel, self.target, name or self.name, moves=moves, pauses=pauses, points=points,
+                          settled=settled)

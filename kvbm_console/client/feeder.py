@@ -9,6 +9,7 @@ at once when the daemon is gone, and at the hold's own limit when the daemon sta
 """
 
 import asyncio
+import os
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -24,7 +25,7 @@ from kvbm_console.core.ids import Route, Site, WaitPoint
 from kvbm_console.core.stimuli import ENTRY_TAGS, CallAnnounced, Stimulus
 from kvbm_console.wire.batches import pack_stimuli
 from kvbm_console.wire.convert import feed_result
-from kvbm_console.wire.protocol import method_path
+from kvbm_console.wire.protocol import method_path, process_began
 from kvbm_console.wire.v1 import console_pb2 as pb
 
 ORDERS_MAX: Final = 65_536
@@ -55,7 +56,7 @@ class FeedClient:
 
     def __init__(
         self, channel: Any, target: str, name: str, *, moves: bool, pauses: bool = False,
-        points: Sequence[WaitPoint] = (),
+        points: Sequence[WaitPoint] = (), settled: bool = False,
     ) -> None:
         self.source = 0
         self.incarnation = ""
@@ -71,7 +72,9 @@ class FeedClient:
         self.computed_tokens: dict[str, int] = {}
         self._channel = channel
         self._target = target
-        self._open = pb.OpenFeed(name=name, moves=moves, pauses=pauses)
+        self._open = pb.OpenFeed(name=name, moves=moves, pauses=pauses, settled=settled)
+        if moves:
+            self._open.process, self._open.process_began = os.getpid(), process_began(os.getpid())
         self._open.points.extend(int(point) for point in points)  # type: ignore[misc]
         self._call: Any = None
         self._n = 0
@@ -141,6 +144,15 @@ class FeedClient:
             with translating(self._target):
                 await self._call.write(pb.FeedRequest(batch=batch).SerializeToString())
         return list(await asyncio.gather(*futures))
+
+    async def copies_stopped(self) -> None:
+        """Only with ``moves``: none of our copies runs any more, and none begins. Copies that were not reported have
+        failed, and the feed ends. Without this, their places stay reserved until this process has ended."""
+        async with self._writing:
+            if self._ended is not None:
+                raise self._ended
+            with translating(self._target):
+                await self._call.write(pb.FeedRequest(stopped=pb.CopiesStopped()).SerializeToString())
 
     async def tell_cost(
         self, calls: int, dropped: int, call_ns: int, steps: int, step_ns: int, errors: int,

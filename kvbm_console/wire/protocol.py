@@ -3,6 +3,7 @@
 Law of this file: both sides read the same constants, and a limit says why it has its value.
 """
 
+from pathlib import Path
 from typing import Any, Final, cast
 
 from kvbm_console.core.config import REQUEST_ID_BYTES_MAX
@@ -78,3 +79,19 @@ def limits(lease_ttl_ns: int) -> pb.Limits:
         request_id_bytes=REQUEST_ID_BYTES_MAX, control_message_bytes=CONTROL_MESSAGE_BYTES_MAX,
         message_bytes=MESSAGE_BYTES_MAX, subscribers=SUBSCRIBERS_MAX, lease_ttl_ns=lease_ttl_ns,
     )
+
+
+def process_began(process: int) -> int:
+    """When a process of this machine began, in clock ticks since the boot: a number that is used again is noticed.
+
+    0 where there is none, or the system does not say. Both sides of ``OpenFeed.process_began`` ask here.
+    """
+    try:
+        stat = Path(f"/proc/{process}/stat").read_text(encoding="ascii", errors="replace")
+        return int(stat.rpartition(")")[2].split()[_BEGAN])
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+_BEGAN: Final = 19
+"""Field 22 of ``/proc/PID/stat``, counted behind the name, which may hold spaces."""

@@ -1,6 +1,8 @@
 """A real daemon on a real socket: hello, questions, the stream, a debugger session, an engine that feeds."""
 
 import asyncio
+import subprocess
+import sys
 
 import pytest
 
@@ -16,7 +18,8 @@ from kvbm_console.core.instructions import FinishAnswer, MatchAnswer, StartTrans
 from kvbm_console.stream.feed import SnapshotTaken
 from kvbm_console.stream.verbs import ContinueHold, Disarm, EnableBreakpoint, RemoveBreakpoint, SetBreakpoint
 from kvbm_console.wire.batches import MSGPACK, PROTOBUF
-from kvbm_console.wire.protocol import PROTOCOL_MAJOR
+from kvbm_console.wire.protocol import PROTOCOL_MAJOR, process_began
+from server.daemon import Daemon
 from tests.server.daemons import (
     Mirror,
     daemon_at,
@@ -310,16 +313,60 @@ async def test_copies_of_an_engine_that_moves_no_bytes_are_modelled() -> None:
         await published(daemon, lambda: daemon.service.state.totals.moved_blocks == {"G1>G2": 2})
 
 
+async def lose_a_mover(client: Client, daemon: Daemon, process: int) -> None:
+    """A mover of this process opens a feed, gets a copy, and its stream breaks."""
+    feed = client.feed("engine", moves=True)
+    feed._open.process, feed._open.process_began = process, process_began(process)
+    async with feed:
+        await fill_two_blocks(feed)
+        assert len(daemon.service.state.operations) == 1
+    await published(daemon, lambda: not daemon.service.feeds)
+    assert len(daemon.service.state.operations) == 1, "it may still write"
+
+
+def has_failed(daemon: Daemon) -> bool:
+    state = daemon.service.state
+    failed = state.totals.candidates_ended[CandidateStatus.FAILED] == 1
+    return failed and not (state.slots or state.operations or state.candidates)
+
+
 @pytest.mark.asyncio
-async def test_copies_of_a_mover_that_is_gone_have_failed() -> None:
+async def test_copies_of_a_mover_fail_when_its_process_has_ended_and_not_before() -> None:
+    async with daemon_at(None, config=CONFIG) as daemon, Client(daemon.address) as client:
+        mover = await asyncio.create_subprocess_exec(sys.executable, "-c", "input()", stdin=subprocess.PIPE)
+        try:
+            await lose_a_mover(client, daemon, mover.pid)
+            with pytest.raises(Refused, match=f"'engine' may still copy: its stream broke and its process {mover.pid}"):
+                async with client.feed("engine", moves=True):
+                    pass
+            assert any("places stay reserved" in text for text in daemon.service.parts.warnings())
+        finally:
+            mover.kill()
+        await published(daemon, lambda: has_failed(daemon))
+        await mover.wait()
+        async with client.feed("engine", moves=True):
+            pass
+
+
+@pytest.mark.asyncio
+async def test_a_mover_that_nobody_knows_must_come_back_and_say_that_its_copies_ended() -> None:
+    async with daemon_at(None, config=CONFIG) as daemon, Client(daemon.address) as client:
+        await lose_a_mover(client, daemon, 0)
+        with pytest.raises(Refused, match="may still copy: its stream broke and its process is not known here"):
+            async with client.feed("another", moves=True, settled=True):
+                pass
+        async with client.feed("engine", moves=True, settled=True):
+            assert has_failed(daemon)
+
+
+@pytest.mark.asyncio
+async def test_a_mover_that_has_stopped_its_copies_says_so() -> None:
     async with daemon_at(None, config=CONFIG) as daemon, Client(daemon.address) as client:
         async with client.feed("engine", moves=True) as feed:
             await fill_two_blocks(feed)
-            assert len(daemon.service.state.operations) == 1
-        await published(daemon, lambda: not daemon.service.state.slots)
-        state = daemon.service.state
-        assert (state.operations, state.candidates) == ({}, {})
-        assert state.totals.candidates_ended[CandidateStatus.FAILED] == 1
+            await feed.copies_stopped()
+            await published(daemon, lambda: has_failed(daemon))
+        assert not daemon.service.parts.warnings()
 
 
 @pytest.mark.asyncio

@@ -795,14 +795,20 @@ class BreakpointVerdict(_message.Message):
     def __init__(self, id: _Optional[int] = ..., verified: _Optional[bool] = ..., message: _Optional[str] = ...) -> None: ...
 
 class FeedRequest(_message.Message):
-    __slots__ = ("open", "batch", "cost")
+    __slots__ = ("open", "batch", "cost", "stopped")
     OPEN_FIELD_NUMBER: _ClassVar[int]
     BATCH_FIELD_NUMBER: _ClassVar[int]
     COST_FIELD_NUMBER: _ClassVar[int]
+    STOPPED_FIELD_NUMBER: _ClassVar[int]
     open: OpenFeed
     batch: StimulusBatch
     cost: FeedCost
-    def __init__(self, open: _Optional[_Union[OpenFeed, _Mapping]] = ..., batch: _Optional[_Union[StimulusBatch, _Mapping]] = ..., cost: _Optional[_Union[FeedCost, _Mapping]] = ...) -> None: ...
+    stopped: CopiesStopped
+    def __init__(self, open: _Optional[_Union[OpenFeed, _Mapping]] = ..., batch: _Optional[_Union[StimulusBatch, _Mapping]] = ..., cost: _Optional[_Union[FeedCost, _Mapping]] = ..., stopped: _Optional[_Union[CopiesStopped, _Mapping]] = ...) -> None: ...
+
+class CopiesStopped(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class FeedCost(_message.Message):
     __slots__ = ("calls", "dropped", "call_ns", "steps", "step_ns", "errors", "checked_blocks", "mismatched_blocks", "unknown_blocks", "check_ns", "audited_places", "differing_places")
@@ -833,16 +839,22 @@ class FeedCost(_message.Message):
     def __init__(self, calls: _Optional[int] = ..., dropped: _Optional[int] = ..., call_ns: _Optional[int] = ..., steps: _Optional[int] = ..., step_ns: _Optional[int] = ..., errors: _Optional[int] = ..., checked_blocks: _Optional[int] = ..., mismatched_blocks: _Optional[int] = ..., unknown_blocks: _Optional[int] = ..., check_ns: _Optional[int] = ..., audited_places: _Optional[int] = ..., differing_places: _Optional[int] = ...) -> None: ...
 
 class OpenFeed(_message.Message):
-    __slots__ = ("name", "moves", "pauses", "points")
+    __slots__ = ("name", "moves", "pauses", "points", "process", "process_began", "settled")
     NAME_FIELD_NUMBER: _ClassVar[int]
     MOVES_FIELD_NUMBER: _ClassVar[int]
     PAUSES_FIELD_NUMBER: _ClassVar[int]
     POINTS_FIELD_NUMBER: _ClassVar[int]
+    PROCESS_FIELD_NUMBER: _ClassVar[int]
+    PROCESS_BEGAN_FIELD_NUMBER: _ClassVar[int]
+    SETTLED_FIELD_NUMBER: _ClassVar[int]
     name: str
     moves: bool
     pauses: bool
     points: _containers.RepeatedScalarFieldContainer[WaitPoint]
-    def __init__(self, name: _Optional[str] = ..., moves: _Optional[bool] = ..., pauses: _Optional[bool] = ..., points: _Optional[_Iterable[_Union[WaitPoint, str]]] = ...) -> None: ...
+    process: int
+    process_began: int
+    settled: bool
+    def __init__(self, name: _Optional[str] = ..., moves: _Optional[bool] = ..., pauses: _Optional[bool] = ..., points: _Optional[_Iterable[_Union[WaitPoint, str]]] = ..., process: _Optional[int] = ..., process_began: _Optional[int] = ..., settled: _Optional[bool] = ...) -> None: ...
 
 class FeedReply(_message.Message):
     __slots__ = ("opened", "answers", "wake", "release", "clear", "standing", "bye", "start", "cancel", "pin", "pause", "resume", "held", "lookups", "copies")

@@ -7,12 +7,14 @@ blocks of a sequence are a prefix of it, because a block without its prefix is o
 not evicted before a block that continues it (I13), whatever the ranks say.
 """
 
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import filterfalse, islice
 from typing import Any, Final
 
 from kvbm_console.core.eviction import make_policy
 from kvbm_console.core.eviction.policy import PolicyConfig, TierPolicy
+from kvbm_console.core.eviction.ranked import Ranked
 from kvbm_console.core.eviction.simple_lru import SimpleLru
 
 GUARDED_SHARE: Final = 0.5
@@ -49,6 +51,9 @@ class PoolPolicy:
         """Key to one of its resident children; most keys have a single child."""
         self._siblings: dict[int, set[int]] = {}
         """Key to its further children. Together with ``_child`` the inverse of ``_parent``."""
+        self._family: dict[int, None] = {}
+        """The rest of a family of which a choice has taken the deepest blocks, a block before all that continues it.
+        Whoever chooses next from the same family begins here, so that a long prompt is not walked again and again."""
 
     def use(self, keys: Sequence[int], at_ns: int) -> None:
         """A request asks for these blocks, its prompt in order, whether they are resident or not."""
@@ -89,6 +94,16 @@ class PoolPolicy:
         if self._recency is not None:
             self._recency.forget(keys)
         self._unlink(keys)
+        family = self._family
+        if family:
+            if list(islice(reversed(family), len(keys))) == keys:
+                deque(map(family.pop, keys), 0)
+            else:
+                self._family = {}
+
+    def held(self) -> None:
+        """Some blocks that might go may not go any more."""
+        self._family = {}
 
     def _link(self, keys: Iterable[int]) -> None:
         """Remember the parents of these keys, as far as they are known."""
@@ -97,6 +112,8 @@ class PoolPolicy:
         if None in parents:
             fresh = [key for key, parent in zip(fresh, parents, strict=True) if parent is not None]
             parents = [parent for parent in parents if parent is not None]
+        if self._family and not self._family.keys().isdisjoint(parents):
+            self._family = {}
         self._parent.update(zip(fresh, parents, strict=True))
         first = list(map(self._child.setdefault, parents, fresh))
         if first != fresh:
@@ -168,13 +185,17 @@ class PoolPolicy:
         return list(chosen)
 
     def choose(
-        self, count: int, evictable: Callable[[int], bool], protected: Collection[int], now_ns: int
+        self, count: int, evictable: Callable[[int], bool], protected: Collection[int], now_ns: int, *,
+        steady: bool = False,
     ) -> tuple[list[int], bool]:
         """The keys to evict, and whether recency alone would have chosen the same; ``gave_up`` says that they were.
 
         At most ``count``, children before parents; fewer only when no more are evictable, unprotected and not pinned.
+        ``steady`` says that since the last such choice only blocks told by ``held`` have ceased to be evictable.
         """
         self._expire(now_ns)
+        # Recency alone has no families to walk, and ``learned`` walks them itself.
+        steady = steady and not self._guards and isinstance(self.policy, Ranked)
         chosen: dict[int, None] = {}
         same = 0
 
@@ -184,7 +205,11 @@ class PoolPolicy:
         may_follow = left if self._guards else evictable  # without levels nothing is chosen before
         for level in self._levels():
             of_level = self._of_level(may_follow, level)
-            victims = self._whole(self.policy, count - len(chosen), of_level, may_follow, protected)
+            victims = self._rest_of_family(count, evictable, protected) if steady and self._family else []
+            if not victims:
+                victims = self._whole(
+                    self.policy, count - len(chosen), of_level, may_follow, protected, keep_rest=steady
+                )
             if self._recency is None or self.policy.is_recency:
                 same += len(victims)
             else:
@@ -203,7 +228,7 @@ class PoolPolicy:
 
     def _whole(
         self, policy: TierPolicy, count: int, evictable: Callable[[int], bool], may_follow: Callable[[int], bool],
-        protected: Collection[int],
+        protected: Collection[int], *, keep_rest: bool = False,
     ) -> list[int]:
         """As many as there are, up to ``count``, each with what continues it in front (I13).
 
@@ -217,7 +242,7 @@ class PoolPolicy:
         def may_go(key: int) -> bool:
             return key not in stays and evictable(key)
 
-        ask = count
+        ask = min(count, 1) if keep_rest else count  # the family of the first victim is often long enough
         while True:
             victims = self._victims(policy, ask, may_go if stays else evictable, protected)
             for victim in victims:
@@ -227,12 +252,26 @@ class PoolPolicy:
                 if child is None or (child in order and victim not in siblings):  # as ranks mostly have it
                     order[victim] = None
                 else:
+                    first = not order
                     self._add_family(victim, order, stays, may_follow, protected)
+                    if keep_rest and first and len(order) > count:
+                        self._family = dict.fromkeys(reversed(order))
                 if len(order) >= count:
                     break
             if len(order) >= count or len(victims) < ask:
-                return list(order)[:count]
-            ask *= 2
+                return list(islice(order, count))
+            ask = max(count, 2 * ask)
+
+    def _rest_of_family(
+        self, count: int, evictable: Callable[[int], bool], protected: Collection[int]
+    ) -> list[int]:
+        """``count`` blocks of the family that was begun, if the policy still evicts from it; else none."""
+        family = self._family
+        if len(family) < count or any(map(family.__contains__, protected)):
+            return []
+        if self.policy.victims(1, evictable, protected) != [next(iter(family))]:
+            return []
+        return list(islice(reversed(family), count))
 
     def _add_family(
         self, victim: int, order: dict[int, None], stays: set[int], may_follow: Callable[[int], bool],

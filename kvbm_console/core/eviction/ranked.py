@@ -182,8 +182,14 @@ class Ranked:
         self._value.pop(key, None)  # a Counter deletes in Python, and pops in C
 
     def _prune(self) -> None:
-        ghosts = sorted((stamp, key) for key, stamp in self._stamp.items() if key not in self._queued)
-        for _, key in ghosts[: len(ghosts) - int(self.ghosts_max * _KEEP_GHOSTS)]:
+        stamp_of = self._stamp.__getitem__
+        ghosts = list(filterfalse(self._queued.__contains__, self._stamp))
+        count = len(ghosts) - int(self.ghosts_max * _KEEP_GHOSTS)
+        if count <= 0:
+            return
+        last = sorted(map(stamp_of, ghosts))[count - 1]
+        oldest = sorted([(stamp_of(key), key) for key in ghosts if stamp_of(key) <= last])
+        for _, key in oldest[:count]:
             self._drop(key)
 
     def _rebuild(self) -> None:

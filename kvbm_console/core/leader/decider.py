@@ -202,7 +202,7 @@ class Decider:
         pool = self.state.pools[slot.device_pool]
         places = list(slot.device_blocks)
         self.emit(ev.DeviceBlocksReleased, slot.slot, self.ids(places), why)
-        self.memory.let_go(pool, places)
+        self.live_memory.let_go(pool, places)
         if self.memory.pools[pool.info.pool].ordered:
             self.mark_dirty(pool)  # the blocks that its request held can be evicted now
 
@@ -218,7 +218,7 @@ class Decider:
         staged = slot.staged
         self.emit(ev.StagingReleased, slot.slot, why)
         for index, places in staged:
-            self.memory.let_go(self.state.pools[index], places)
+            self.live_memory.let_go(self.state.pools[index], places)
             self.unblock_above(self.state.pools[index])
 
     # --- places ----------------------------------------------------------------------------------
@@ -267,7 +267,7 @@ class Decider:
 
     def gave_up(self, pool: PoolFacts, places: list[int], hashes: list[int]) -> None:
         """Memory after places lost their content: free places, order, unsaved blocks above, reasons of later misses."""
-        self.memory.evicted(pool, places)
+        self.live_memory.evicted(pool, places)
         index = pool.info.pool
         if pool.info.authority is Authority.LEADER:
             self.live_memory.policies[index].forget(hashes)
@@ -312,7 +312,7 @@ class Decider:
 
     def unsaved(self, pool: PoolFacts, places: list[int]) -> None:
         """These full places have no copy below."""
-        self.memory.unsaved(pool, places)
+        self.live_memory.unsaved(pool, places)
         if 0 in gather(pool.refs, places):
             self.safe_places.pop(pool.info.pool, None)
             self.in_order.discard(pool.info.pool)

@@ -308,7 +308,7 @@ def fill(
         below = lower.by_hash
         if not below.keys().isdisjoint(hashes):
             ids = [place for place, key in zip(ids, hashes, strict=True) if key not in below]
-        decider.memory.filled(pool, ids)
+        decider.live_memory.filled(pool, ids)
         decider.mark_dirty(pool)
 
 

@@ -4,8 +4,6 @@ Law of this file: lookup and allocation are two commits. A lookup holds the bloc
 never reports an allocation that it refuses, so staging ends by allocation, abort, preemption or its deadline.
 """
 
-from itertools import repeat
-
 from kvbm_console.core import events as ev
 from kvbm_console.core import stimuli as st
 from kvbm_console.core.columns import gather, unpack_hashes, unpack_ids
@@ -186,7 +184,7 @@ def _stage(
         mine.staged_blocks += len(places)
         # A used block may be copied down again, if it was used too rarely before or its copies were given up.
         anew = decider.config.eviction.disk_admission > 1 or not mine.again.keys().isdisjoint(places)
-        decider.memory.taken(pool, places)
+        decider.live_memory.taken(pool, places)
         if anew:
             _offer_again(decider, pool, places)
     decider.set_staging_deadline(slot)
@@ -287,7 +285,7 @@ def assign(
         decider.ids(ids), reused, external_tokens,
     )
     if reused:
-        decider.memory.taken(pool, ids[:reused])
+        decider.live_memory.taken(pool, ids[:reused])
     lower = decider.below(pool)
     if lower is not None and reused:
         # A block that is used again deserves a copy again.
@@ -304,10 +302,9 @@ def assign(
         mine.gave(len(ids) - reused, len(pool), at_once=at_once)
         if mine.ordered and lost:
             decider.mark_dirty(pool)  # the next victims have changed
-        owner = mine.owner
         at = 0
         for slot, count in zip(slots, counts, strict=True):
-            owner.update(zip(ids[at : at + count], repeat(slot.slot)))
+            decider.live_memory.assigned(pool, ids[at : at + count], slot.slot, ids[:reused])
             at += count
     for slot in slots:
         decider.note_place(slot)
@@ -333,7 +330,7 @@ def _score(decider: Decider, slot: SlotFacts, reused: int, external: int) -> Non
     )
     for pool in decider.lower_pools():
         decider.live_memory.policies[pool.info.pool].use(slot.hashes[: slot.prompt_blocks], decider.at_ns)
-        decider.memory.used(pool, slot.hashes)
+        decider.live_memory.used(pool, slot.hashes)
 
 
 def _load(decider: Decider, pool: PoolFacts, slot: SlotFacts, reused: int, external: int, tokens: int) -> None:

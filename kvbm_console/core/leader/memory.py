@@ -4,8 +4,8 @@ Law of this file: memory is rebuilt by rerunning stimuli, never folded, and no e
 containers in deterministic order, so that a keyframe can carry them and a restored leader goes on identically.
 """
 
-from collections import deque
-from collections.abc import Iterable, Sequence
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping, Sequence
 from heapq import heappop, heappush
 from itertools import repeat
 from typing import Any, Final
@@ -133,7 +133,11 @@ class PoolMemory(msgspec.Struct):
     def take(self, count: int) -> list[int]:
         """The lowest ``count`` empty places; there must be so many."""
         free = self.free
-        taken = [heappop(free) for _ in range(min(count, len(free)))]
+        if count < len(free):
+            taken = [heappop(free) for _ in range(count)]
+        else:
+            taken = sorted(free)
+            free.clear()
         first = self.capacity_blocks - self.unused
         fresh = range(first, first + count - len(taken))
         self.unused -= len(fresh)
@@ -157,8 +161,7 @@ class PoolMemory(msgspec.Struct):
 
     def give_back(self, places: Iterable[int]) -> None:
         """These places are empty."""
-        for place in places:
-            heappush(self.free, place)
+        deque(map(heappush, repeat(self.free), places), 0)
 
 
 class LoadPart(msgspec.Struct):
@@ -308,64 +311,6 @@ class LeaderMemory(msgspec.Struct):
                 return MissReason(why)
         return MissReason.NEVER_STORED
 
-    def taken(self, pool: PoolFacts, places: list[int]) -> None:
-        """These places have a holder now. Those without a copy below become ``covered``."""
-        mine = self.pools[pool.info.pool]
-        if mine.ordered:
-            _drop(mine.loose, places)
-        if mine.exposed:
-            refs = pool.refs
-            covered = [place for place in filter(mine.exposed.__contains__, reversed(places)) if refs[place]]
-            _drop(mine.exposed, covered)
-            mine.covered.update(dict.fromkeys(covered))
-
-    def used(self, pool: PoolFacts, hashes: list[int]) -> None:
-        """A request asks for these blocks: each deserves a copy again."""
-        again = self.pools[pool.info.pool].again
-        if again:
-            _drop(again, [pool.by_hash[key] for key in filter(pool.by_hash.__contains__, hashes)])
-
-    def let_go(self, pool: PoolFacts, places: list[int]) -> None:
-        """These places have a holder less: those without any, and without a copy below, are ``exposed``."""
-        mine, refs, content = self.pools[pool.info.pool], pool.refs, pool.content
-        if not (mine.ordered or mine.covered):
-            return
-        free = [place for place in reversed(places) if not refs[place]]
-        if mine.ordered:
-            mine.loose.update(dict.fromkeys([place for place in free if content[place] == READY]))
-        if mine.covered:
-            exposed = list(filter(mine.covered.__contains__, free))
-            _drop(mine.covered, exposed)
-            mine.exposed.update(dict.fromkeys(exposed))
-
-    def filled(self, pool: PoolFacts, places: list[int]) -> None:
-        """These places have a holder, are full and have no copy below."""
-        self.pools[pool.info.pool].covered.update(dict.fromkeys(places))
-
-    def unsaved(self, pool: PoolFacts, places: list[int]) -> None:
-        """These full places have no copy below."""
-        mine = self.pools[pool.info.pool]
-        for place in places:
-            (mine.covered if pool.refs[place] else mine.exposed)[place] = None
-
-    def saved(self, pool: PoolFacts, places: list[int]) -> None:
-        """These places have a copy below."""
-        mine = self.pools[pool.info.pool]
-        _drop(mine.exposed, places)
-        _drop(mine.covered, places)
-        _drop(mine.bereft, places)
-
-    def evicted(self, pool: PoolFacts, places: list[int]) -> None:
-        """These places lost their content."""
-        mine = self.pools[pool.info.pool]
-        _drop(mine.exposed, places)
-        _drop(mine.covered, places)
-        _drop(mine.planned, places)
-        _drop(mine.bereft, places)
-        _drop(mine.again, places)
-        if mine.ordered:
-            _drop(mine.loose, places)
-
 
 def _drop(table: dict[int, Any], keys: Sequence[int]) -> None:
     """Forget these keys, as far as they are known."""
@@ -378,6 +323,8 @@ class LiveMemory:
 
     def __init__(self, eviction: PolicyConfig | None = None, memory: LeaderMemory | None = None) -> None:
         self.memory = memory or LeaderMemory(eviction=eviction or PolicyConfig())
+        self._held: dict[int, Counter[int | None]] = {}
+        """Pool to the answer of ``held_of``, kept up to date from the first question on."""
         self.policies = [
             PoolPolicy(self.memory.eviction, pool.capacity_blocks, self.memory.parent_of) for pool in self.memory.pools
         ]
@@ -394,7 +341,113 @@ class LiveMemory:
     def replace_pool(self, index: int) -> None:
         """An engine's pool took over the index of a pool that is forgotten."""
         self.memory.pools[index] = PoolMemory()
+        self._held.pop(index, None)
         self.policies[index] = PoolPolicy(self.memory.eviction, 0, self.memory.parent_of)
+
+    # --- places that are held, let go, saved and unsaved ---
+
+    def taken(self, pool: PoolFacts, places: list[int]) -> None:
+        """These places have a holder now. Those without a copy below become ``covered``."""
+        mine = self.memory.pools[pool.info.pool]
+        self.policies[pool.info.pool].held()
+        if mine.ordered:
+            _drop(mine.loose, places)
+        if mine.exposed:
+            refs = pool.refs
+            covered = [place for place in filter(mine.exposed.__contains__, reversed(places)) if refs[place]]
+            _drop(mine.exposed, covered)
+            mine.covered.update(dict.fromkeys(covered))
+            self._count(pool, covered, 1)
+
+    def assigned(self, pool: PoolFacts, places: list[int], slot: int, reused: list[int]) -> None:
+        """These device places were given to this slot; ``reused`` of them may be ``covered``."""
+        owner = self.memory.pools[pool.info.pool].owner
+        owner.update(zip(places, repeat(slot)))
+        if reused:
+            self._held.pop(pool.info.pool, None)
+
+    def held_of(self, pool: PoolFacts) -> Mapping[int | None, int]:
+        """Slot to how many covered places were last assigned to it."""
+        counts = self._held.get(pool.info.pool)
+        if counts is None:
+            mine = self.memory.pools[pool.info.pool]
+            counts = self._held[pool.info.pool] = Counter(map(mine.owner.get, mine.covered))
+        return counts
+
+    def _count(self, pool: PoolFacts, places: Sequence[int], change: int) -> None:
+        """These places were added to the covered places (1) or left them (-1)."""
+        counts = self._held.get(pool.info.pool)
+        if counts is None or not places:
+            return
+        for slot, count in Counter(map(self.memory.pools[pool.info.pool].owner.get, places)).items():
+            left = counts[slot] + change * count
+            if left:
+                counts[slot] = left
+            else:
+                del counts[slot]
+
+    def used(self, pool: PoolFacts, hashes: list[int]) -> None:
+        """A request asks for these blocks: each deserves a copy again."""
+        again = self.memory.pools[pool.info.pool].again
+        if again:
+            _drop(again, [pool.by_hash[key] for key in filter(pool.by_hash.__contains__, hashes)])
+
+    def let_go(self, pool: PoolFacts, places: list[int]) -> None:
+        """These places have a holder less: those without any, and without a copy below, are ``exposed``."""
+        mine, refs, content = self.memory.pools[pool.info.pool], pool.refs, pool.content
+        if not (mine.ordered or mine.covered):
+            return
+        free = [place for place in reversed(places) if not refs[place]]
+        if mine.ordered:
+            mine.loose.update(dict.fromkeys([place for place in free if content[place] == READY]))
+        if mine.covered:
+            exposed = list(filter(mine.covered.__contains__, free))
+            _drop(mine.covered, exposed)
+            mine.exposed.update(dict.fromkeys(exposed))
+            self._count(pool, exposed, -1)
+
+    def filled(self, pool: PoolFacts, places: list[int]) -> None:
+        """These places have a holder, are full and have no copy below."""
+        self.memory.pools[pool.info.pool].covered.update(dict.fromkeys(places))
+        self._count(pool, places, 1)
+
+    def unsaved(self, pool: PoolFacts, places: list[int]) -> None:
+        """These full places have no copy below."""
+        mine, refs = self.memory.pools[pool.info.pool], pool.refs
+        covered = [place for place in places if refs[place]]
+        if covered:
+            covered = [place for place in covered if place not in mine.covered]
+            mine.covered.update(dict.fromkeys(covered))
+            self._count(pool, covered, 1)
+            places = [place for place in places if not refs[place]]
+        mine.exposed.update(dict.fromkeys(places))
+
+    def saved(self, pool: PoolFacts, places: list[int]) -> None:
+        """These places have a copy below."""
+        mine = self.memory.pools[pool.info.pool]
+        _drop(mine.exposed, places)
+        self._uncover(pool, places)
+        _drop(mine.bereft, places)
+
+    def _uncover(self, pool: PoolFacts, places: list[int]) -> None:
+        covered = self.memory.pools[pool.info.pool].covered
+        if covered and not covered.keys().isdisjoint(places):
+            gone = list(filter(covered.__contains__, places))
+            _drop(covered, gone)
+            self._count(pool, gone, -1)
+
+    def evicted(self, pool: PoolFacts, places: list[int]) -> None:
+        """These places lost their content."""
+        mine = self.memory.pools[pool.info.pool]
+        _drop(mine.exposed, places)
+        self._uncover(pool, places)
+        _drop(mine.planned, places)
+        _drop(mine.bereft, places)
+        _drop(mine.again, places)
+        if mine.ordered:
+            _drop(mine.loose, places)
+
+    # --- keyframes ---
 
     def export(self) -> bytes:
         """Canonical bytes: equal memory, equal bytes."""

@@ -358,8 +358,8 @@ def _published(decider: Decider, pool: PoolFacts, request: str, places: list[int
         elif replaced and slot.filled_blocks == first + part[0] and _holds(pool, slot, ids, keys):
             given_back = own[part[0] : part[-1] + 1]
             decider.emit(ev.DeviceBlocksReplaced, slot.slot, slot.filled_blocks, pack_ids(ids))
-            decider.memory.taken(pool, ids)
-            decider.memory.let_go(pool, given_back)
+            decider.live_memory.taken(pool, ids)
+            decider.live_memory.let_go(pool, given_back)
         else:
             contradicted(decider, pool.info.source)
             return

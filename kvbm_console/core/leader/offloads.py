@@ -30,8 +30,7 @@ Law of this file: under ``offload_law`` order, a saved block that is evicted lat
 """
 
 import math
-from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import chain, compress, islice
 from operator import indexOf
 from typing import Final
@@ -49,8 +48,6 @@ from kvbm_console.core.tiers import READY, PoolFacts
 HELD_LEAST: Final = 8
 """Blocks of a running request are copied so many at a time; the others when it ends. A copy costs ten events, whatever
 its size."""
-_FIRST: Final = 512
-"""Places of which the owners are asked for first."""
 
 
 def plan_offloads(decider: Decider, pool: PoolFacts) -> None:
@@ -125,7 +122,7 @@ def _add_held(
 ) -> None:
     """Unsaved blocks of running requests that have a batch of them: to copy these takes no place from the engine."""
     covered, content = mine.covered, pool.content
-    for number in owners_of(mine):
+    for number in owners_of(mine, decider.live_memory.held_of(pool)):
         slot = decider.state.slots.get(number)
         if slot is None or slot.device_pool != pool.info.pool or slot.state is SlotState.ONBOARDING:
             continue
@@ -138,24 +135,19 @@ def _add_held(
                 return
 
 
-def owners_of(mine: PoolMemory) -> Iterator[int]:
-    """Slots with ``HELD_LEAST`` covered places or more, in the order of their first place.
+def owners_of(mine: PoolMemory, held: Mapping[int | None, int]) -> Iterator[int]:
+    """Slots with ``HELD_LEAST`` covered places or more, in the order of their first place; ``held`` counts these.
 
-    The caller takes as many slots as it needs, and only their places are looked at.
+    The caller takes as many slots as it needs, and only the places up to theirs are looked at.
     """
-    owners = map(mine.owner.get, mine.covered)
-    counts = Counter(islice(owners, _FIRST))
-    told = 0
-    for number in list(counts):
-        if counts[number] < HELD_LEAST:
-            break
-        told += 1
-        if number is not None:
+    many = {number for number, count in held.items() if count >= HELD_LEAST}
+    many.discard(None)
+    for number in filter(many.__contains__, map(mine.owner.get, mine.covered)) if many else ():
+        if number in many and number is not None:
+            many.remove(number)
             yield number
-    counts.update(owners)
-    for number, count in islice(counts.items(), told, None):
-        if count >= HELD_LEAST and number is not None:
-            yield number
+            if not many:
+                return
 
 
 def _next_of_policy(decider: Decider, pool: PoolFacts, lower: PoolFacts, room: int) -> dict[int | None, list[int]]:
@@ -294,9 +286,10 @@ def _first(decider: Decider, pool: PoolFacts, mine: PoolMemory, most: int) -> in
 def _at(slot: SlotFacts, places: list[int]) -> int | None:
     """The index of these places among those of the slot, None unless they stand in a row."""
     blocks = slot.device_blocks
-    if places[0] not in blocks:
+    try:
+        first = blocks.index(places[0])
+    except ValueError:
         return None
-    first = blocks.index(places[0])
     return first if blocks[first : first + len(places)] == places else None
 
 
@@ -366,7 +359,7 @@ def _plan(decider: Decider, pool: PoolFacts, lower: PoolFacts, owner: int | None
     )
     decider.memory.drawn_from[number] = pool.info.pool
     mine.planned.update(dict.fromkeys(places, number))
-    decider.memory.saved(pool, places)
+    decider.live_memory.saved(pool, places)
     enqueue(decider, decider.state.candidates[number])
 
 

@@ -5,6 +5,7 @@ runs the pipeline to quiescence at the end of every stimulus, so there is no pol
 duplicate or a late report is refused and counted. It only frees the place that a reset had put under quarantine.
 """
 
+from collections import deque
 from collections.abc import Collection
 from typing import Final
 
@@ -127,7 +128,7 @@ def _promote(
     decider.memory.pending.remove(candidate.candidate)
     decider.memory.undispatched.append(number)
     decider.took(source, len(sources))
-    decider.memory.taken(source, sources)
+    decider.live_memory.taken(source, sources)
     if not candidate.route.is_load and source.info.authority is Authority.LEADER:
         copies_further(decider, source)
     if candidate.slot is None and source.info.authority is Authority.ENGINE:
@@ -138,7 +139,7 @@ def _promote(
             decider.live_memory.policies[target.info.pool].insert(chain, decider.at_ns)
         saved = _all_places(source, sources, hashes)
         if saved is not sources or source.info.authority is Authority.LEADER:  # else since it was planned
-            decider.memory.saved(source, saved)
+            decider.live_memory.saved(source, saved)
     _strike(decider, Site.DISPATCH_WILL, decider.state.candidates[candidate.candidate])
 
 
@@ -196,11 +197,16 @@ def choose(decider: Decider, candidate: CandidateFacts) -> tuple[list[int], list
         slot = decider.state.slots[candidate.slot]
         staged = [place for index, places in slot.staged if index == source.info.pool for place in places]
         return staged[: len(candidate.hashes)], candidate.hashes, None
+    planned, number = decider.memory.pools[source.info.pool].planned, candidate.candidate
+    place_of, content, below = source.by_hash, source.content, target.by_hash
+    if below.keys().isdisjoint(candidate.hashes) and not _filters(decider, target):
+        found = list(map(place_of.get, candidate.hashes))
+        ready = [place for place in found if place is not None and content[place] == READY]
+        if len(ready) == len(found) == list(map(planned.get, ready)).count(number):  # the usual case
+            return ready, candidate.hashes, None
     sources: list[int] = []
     hashes: list[int] = []
     filtered: SkipReason | None = None
-    planned, number = decider.memory.pools[source.info.pool].planned, candidate.candidate
-    place_of, content, below = source.by_hash, source.content, target.by_hash
     for key in candidate.hashes:
         # A hash may stand in several places; only those of the plan are held by the slot, or known to be free.
         place = place_of.get(key)
@@ -423,8 +429,8 @@ def end_candidate(decider: Decider, operation: OperationFacts, status: Candidate
     decider.emit(ev.CandidateEnded, candidate.candidate, status)
     if not candidate.route.is_load:
         _ended_down(decider, source, target, operation)
-    decider.memory.let_go(source, operation.sources)
-    decider.memory.let_go(target, operation.targets)
+    decider.live_memory.let_go(source, operation.sources)
+    decider.live_memory.let_go(target, operation.targets)
     decider.unblock_above(source)
     decider.unblock_above(target)
     # A load of an engine that is watched may fail although its source places are not known.
@@ -462,17 +468,19 @@ def _forget_plan(
     planned = decider.memory.pools[source.info.pool].planned
     number = candidate.candidate
     places = [place for place, other in planned.items() if other == number]
-    for place in places:
-        del planned[place]
+    if len(places) == len(planned):
+        planned.clear()
+    else:
+        deque(map(planned.pop, places), 0)
     lower = decider.below(source)
     if lower is not None:
         below, hash_of, content = lower.by_hash, source.hash_of, source.content
-        unsaved = [
-            place for place in places
-            if hash_of[place] not in below and content[place] == READY and place not in failed
-            and admitted(decider, lower, hash_of[place])
-        ]
-        decider.unsaved(source, unsaved)
+        places = [place for place in places if hash_of[place] not in below]
+        if places:
+            decider.unsaved(source, [
+                place for place in places
+                if content[place] == READY and place not in failed and admitted(decider, lower, hash_of[place])
+            ])
     decider.mark_dirty(source)
 
 

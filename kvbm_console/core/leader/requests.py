@@ -173,7 +173,7 @@ def request_cloned(decider: Decider, s: st.RequestCloned) -> CloneAnswer:
         number = decider.state.next_slot
         ids = [*shared, *partial[at * tail : (at + 1) * tail]]
         decider.emit(ev.SlotCloned, number, parent.slot, clone, decider.ids(ids))
-        decider.memory.taken(pool, shared)
+        decider.live_memory.taken(pool, shared)
         decider.note_place(decider.state.slots[number])
         opened.append(number)
     return CloneAnswer(tuple(opened))

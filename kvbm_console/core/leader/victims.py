@@ -37,8 +37,9 @@ def to_evict(decider: Decider, pool: PoolFacts, missing: int, hashes: Sequence[i
         ancestor = policy.ancestor(chain[0])
         if ancestor is not None:
             protected.add(ancestor)
-    may_go, cached = _may_go(decider, pool), pool.counts[Condition.CACHED]
-    keys, agrees = policy.choose(min(missing, cached), may_go, protected, decider.at_ns)
+    following, cached = _following(decider, pool), pool.counts[Condition.CACHED]
+    may_go = evictable(pool) if following is None else _but_for(following, evictable(pool))
+    keys, agrees = policy.choose(min(missing, cached), may_go, protected, decider.at_ns, steady=following is None)
     if not keys:
         keys, agrees = policy.choose(min(missing, cached), evictable(pool), protected, decider.at_ns)
     places = [pool.by_hash[key] for key in keys]
@@ -51,15 +52,17 @@ def to_evict(decider: Decider, pool: PoolFacts, missing: int, hashes: Sequence[i
     return places, EvictRule.RECENCY if agrees else EvictRule.FREQUENCY
 
 
-def _may_go(decider: Decider, pool: PoolFacts) -> Callable[[int], bool]:
-    """As ``evictable``, but for the copies of the next victims in the pool above."""
-    may_go = evictable(pool)
-    for above in decider.lower_pools():
-        if decider.below(above) is pool:
-            resident, following = above.by_hash, decider.memory.pools[above.info.pool].next
-            if following:
-                return lambda key: not (key in following and key in resident) and may_go(key)
-    return may_go
+def _following(decider: Decider, pool: PoolFacts) -> Callable[[int], bool] | None:
+    """True of the copies of the next victims in the pool above; None if there are none."""
+    above = next((above for above in decider.lower_pools() if decider.below(above) is pool), None)
+    if above is None or not decider.memory.pools[above.info.pool].next:
+        return None
+    resident, following = above.by_hash, decider.memory.pools[above.info.pool].next
+    return lambda key: key in following and key in resident
+
+
+def _but_for(stays: Callable[[int], bool], may_go: Callable[[int], bool]) -> Callable[[int], bool]:
+    return lambda key: not stays(key) and may_go(key)
 
 
 def _saved(mine: PoolMemory, place: int) -> bool:
@@ -93,7 +96,7 @@ def _safe(decider: Decider, pool: PoolFacts, keys: Sequence[int]) -> list[int]:
     which stays (I13)."""
     mine, place_of, parent_of = decider.memory.pools[pool.info.pool], pool.by_hash, decider.memory.parent_of.get
     again = list(filter(mine.bereft.__contains__, map(place_of.__getitem__, keys)))
-    decider.memory.saved(pool, again)
+    decider.live_memory.saved(pool, again)
     decider.unsaved(pool, again)
     exposed = mine.exposed
     stay: set[int | None] = set()

@@ -1,11 +1,12 @@
 """Laws of all policies on random prefix trees: the theorem, monotone hits, the bound, an oracle."""
 
 import math
+import random
 from collections.abc import Callable
 from functools import partial
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import event, given, settings
 from hypothesis import strategies as some
 
 from kvbm_console.core.eviction import auto
@@ -199,6 +200,48 @@ def test_a_tier_keeps_chains_whole_and_gives_all_that_may_go(
             resident |= set(new)
         assert pool.policy.resident == resident
     assert pool.gauges()["references"] == references
+
+
+@pytest.mark.parametrize("name", POLICIES)
+@settings(max_examples=15)
+@given(seed=some.integers(0, 2**32))
+def test_a_choice_that_goes_on_with_a_family_chooses_as_one_that_begins_anew(name: str, seed: int) -> None:
+    """One pool is told that nothing but held blocks has changed and remembers families; its twin is told nothing."""
+    dice = random.Random(seed)
+    parent_of = {key: key - 1 for key in range(400) if key % 40}
+    parent_of |= {key: 40 * dice.randrange(key // 40) + dice.randrange(40) for key in range(40, 400, 40)}
+    pools = [PoolPolicy(PolicyConfig(policy=name), 200, parent_of) for _ in range(2)]
+    held, went_on = set[int](), 0
+    for now in range(250):
+        first = 40 * dice.randrange(10)
+        keys = list(range(first, first + dice.randint(1, 40)))
+        verb = dice.random()
+        if verb < 0.6:
+            before = dict(pools[0]._family)
+            count, protected = dice.randint(1, 6), set(dice.sample(range(400), dice.choice([0, 0, 1])))
+            chosen = [
+                pool.choose(count, partial(not_in, held), protected, now * SECOND_NS, steady=steady)
+                for pool, steady in zip(pools, (True, False), strict=True)
+            ]
+            assert chosen[0] == chosen[1]
+            went_on += bool(before) and set(chosen[0][0]) <= before.keys()
+            gone = chosen[0][0][: dice.choice([count, count, count, 1])]
+            for pool in pools:
+                pool.forget(gone)
+        elif verb < 0.7:
+            for pool in pools:
+                pool.use(keys, now * SECOND_NS)
+        elif verb < 0.75:
+            held = set() if len(held) > 8 else held | set(dice.sample(range(400), 3))
+            pools[0].held()
+        else:
+            new = [key for key in keys if key not in pools[0].policy.resident]
+            parts = [new] if dice.random() < 0.5 else [new[-10:], new[:-10]]
+            for part in parts:
+                for chain in chains(parent_of, part):
+                    for pool in pools:
+                        pool.insert(chain, now * SECOND_NS)
+    event(f"went on {went_on.bit_length()}")
 
 
 def not_in(keys: set[int], key: int) -> bool:

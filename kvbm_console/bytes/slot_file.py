@@ -300,6 +300,10 @@ class SlotFile:
         self.touch(slot)
         return True
 
+    def sums(self, slot: int, key: bytes, view: memoryview, group: int = 0) -> tuple[int, int]:
+        """The sum in the slot's entry, and that of these bytes as a block of this key."""
+        return self._words[slot * ENTRY_WORDS + SUM], self._sum(key, group, view.cast("B"))
+
     def drop(self, slot: int) -> None:
         """The slot is empty."""
         self._clear(slot * ENTRY_WORDS)

@@ -122,7 +122,7 @@ class ConnectorWatch:
         self.stats: dict[str, float] = {}
         self._gauged: dict[str, Any] = {}
         """Parts of ours with figures of their own, by the beginning of the figures' names: eviction policies of host
-        tiers (``tap.vllm_policy``) and taps around lower tiers (``tap.tiers``)."""
+        tiers (``tap.vllm_policy``), and lower tiers or taps around them (``tap.vllm_slots``, ``tap.tiers``)."""
 
     def attach(self, connector: Any) -> None:
         """Observe this connector, and the connectors inside it."""
@@ -360,9 +360,9 @@ class ConnectorWatch:
 
         manager._register_job, metrics.on_job_finished = registered, finished
         for index, tier in enumerate(manager.secondary_tiers):
-            if hasattr(type(tier), "watched_by"):  # a tap of ours (``tap.tiers``)
+            if hasattr(type(tier), "watched_by"):  # a tap or a tier of ours (``tap.tiers``, ``tap.vllm_slots``)
                 tier.watched_by(recorder)
-                self.holds_loads = True
+                self.holds_loads = self.holds_loads or hasattr(type(tier), "will_ask")
                 self._gauged[f"tier {index + 1}:{tier.tier_type} "] = tier
 
     def _begin_tier_job(self, manager: Any, job: Any, index: int, per_chunk: int) -> None:

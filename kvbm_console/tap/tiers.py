@@ -214,6 +214,8 @@ class TierTap:
     def watched_by(self, recorder: TapRecorder) -> None:
         """Report findings to this tap, too."""
         self._recorder = recorder
+        if hasattr(type(self._inner), "watched_by"):  # a tier of ours (``vllm_slots``)
+            self._inner.watched_by(recorder)
 
     def will_ask(self, job: int, number: int) -> None:
         """The load of this job is reported under this number, and waits for a verdict."""
@@ -222,10 +224,12 @@ class TierTap:
     def gauges(self) -> dict[str, float]:
         """Counts since the engine began, for the figures of the connector."""
         checker = self._checker
+        inner: dict[str, float] = self._inner.gauges() if hasattr(type(self._inner), "gauges") else {}
         if checker is None:
-            return {}
-        return {
-            "checked_blocks": checker.checked, "damaged_blocks": self.found, "unknown_blocks": checker.unknown,
+            return inner
+        return inner | {
+            "damaged_blocks": self.found + inner.get("damaged_blocks", 0),
+            "checked_blocks": checker.checked, "unknown_blocks": checker.unknown,
             "check_seconds": checker.spent_ns / 1e9, "check_errors": checker.errors,
             "sums": checker.table.kept, "forgotten_sums": checker.table.forgotten,
         }
@@ -336,20 +340,9 @@ class TierTap:
             self._missing.discard(oldest)
         if times > 1 and not self._heals:
             return  # nothing is mended, so each load finds it
-        tier, request = str(self._inner.tier_type), str(job.req_context.req_id)
         stored = f"{self._checker.name} {', '.join(f'{value:016x}' for value in known)}"
         came = f"{self._checker.name} {found:016x}"
-        _log.error(
-            "kvbm-console: tier %s gave request %s a damaged block: key %s was stored with %s and came back with %s "
-            "(load %d, host place %d).%s", tier, request, bytes(key).hex(), stored, came, job.job_id, place,
-            " It is not used." if self._heals else "",
-        )
-        recorder = self._recorder
-        if recorder is not None and recorder.on:
-            group, block = group_and_hash(key)
-            recorder.put(("sanitized", time.monotonic_ns(), [
-                KIND, STAGE, request, 0, group, block, -1, place, job.job_id, tier, came, stored, "",
-            ]))
+        tell_damage(self._recorder, str(self._inner.tier_type), job, key, place, stored, came, used=not self._heals)
 
     def has_pending_work(self) -> bool:
         """True if the engine must keep stepping."""
@@ -371,6 +364,23 @@ class TierTap:
         finally:
             if self._checker is not None:
                 self._checker.close()
+
+
+def tell_damage(
+    recorder: TapRecorder | None, tier: str, job: Any, key: bytes, place: int, stored: str, came: str, *, used: bool
+) -> None:
+    """Log and report that a load of this tier brought a block with another sum than it was stored with."""
+    request = str(job.req_context.req_id)
+    _log.error(
+        "kvbm-console: tier %s gave request %s a damaged block: key %s was stored with %s and came back with %s "
+        "(load %d, host place %d).%s", tier, request, bytes(key).hex(), stored, came, job.job_id, place,
+        "" if used else " It is not used.",
+    )
+    if recorder is not None and recorder.on:
+        group, block = group_and_hash(key)
+        recorder.put(("sanitized", time.monotonic_ns(), [
+            KIND, STAGE, request, 0, group, block, -1, place, job.job_id, tier, came, stored, "",
+        ]))
 
 
 def _with_pressure(spec: Any, inner: dict[str, Any]) -> dict[str, Any]:

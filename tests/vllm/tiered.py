@@ -128,9 +128,13 @@ def content(key: bytes, size: int) -> bytes:
 class Below:
     """A manager with these tiers, and blocks that are stored and fetched as the scheduler's half does it."""
 
-    def __init__(self, directory: Path, tiers: list[dict[str, Any]], chunks: int = 64, **more: Any) -> None:
+    def __init__(
+        self, directory: Path, tiers: list[dict[str, Any]], chunks: int = 64, extra: dict[str, Any] | None = None,
+        **more: Any,
+    ) -> None:
+        """``extra`` are further settings of the connector, and ``more`` those of the engine."""
         directory.mkdir(exist_ok=True)
-        entry = offloading(chunks, spec_name="TieringOffloadingSpec", secondary_tiers=tiers)
+        entry = offloading(chunks, spec_name="TieringOffloadingSpec", secondary_tiers=tiers, **(extra or {}))
         self.engine = Engine(directory, entry, **more)
         connector = self.engine.connector
         self.manager: Any = getattr(connector, "_tapped", connector).connector_scheduler.manager

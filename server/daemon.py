@@ -211,6 +211,8 @@ class Daemon:
             parts = service.parts
             parts.known(ranks.names)
             ranks.ended, ranks.trouble, ranks.begun = parts.ended, parts.troubled, parts.begun
+        if options.stage is not None:
+            options.stage(self.rig)
         return service
 
     def _prepare_debugger(self) -> None:

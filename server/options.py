@@ -9,7 +9,7 @@ import ipaddress
 import os
 import socket
 import stat
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -24,6 +24,7 @@ from kvbm_console.engines.kv_events.address import Publisher
 from kvbm_console.recording.format import POOLS_BLOCKS_MAX
 from kvbm_console.recording.options import RecordingOptions
 from kvbm_console.simulator.config import EngineConfig
+from kvbm_console.simulator.embedded import Rig
 from kvbm_console.simulator.link import DEFAULT_LINKS, LinkSpec
 from kvbm_console.simulator.workloads import Workload
 from kvbm_console.stream.ring import Ring
@@ -48,6 +49,8 @@ class DaemonOptions(msgspec.Struct, kw_only=True):
     """The links that modelled copies run on."""
     with_bytes: Path | None = None
     """Directory of the disk tier of a simulated engine whose blocks have bytes."""
+    stage: Callable[[Rig], None] | None = None
+    """Called with the simulated machine before its first step, for a demo to plant its trouble."""
     publishers: tuple[Publisher, ...] = ()
     """KV-event streams of real engines to follow."""
     metrics: str | None = None

@@ -33,6 +33,7 @@ from .model.numbers import plural, shown
 from .source import TargetSession
 from .terminal import Terminal
 from .theme import THEMES, Theme
+from .tour import Tour
 from .views import all_views
 
 FRAME_S: Final = 1 / 30
@@ -63,7 +64,9 @@ class ConsoleApp(App[int]):
     def __init__(
         self, session: TargetSession, *, theme: str = "dark", ascii_only: bool = False, read_only: bool = False,
         views: list[View] | None = None, more: Sequence[TargetSession] = (), utc: bool = False,
+        tour: bool = False,
     ) -> None:
+        """``tour`` explains the demo's incident on the first target."""
         self.look = Theme(theme)
         super().__init__(ansi_color=not self.look.rich)
         self.sessions = [session, *more]
@@ -77,6 +80,8 @@ class ConsoleApp(App[int]):
                 socket=each.socket, wall=each.wall, utc=utc,
             ) for each in self.sessions
         ]
+        if tour:
+            self.desks[0].tour = Tour()
         self.shown = 0
         self.canvas = Canvas(self.look, ascii_only=ascii_only)
         self._tasks: set[asyncio.Task[None]] = set()

@@ -11,12 +11,14 @@ from typing import Any, Final, cast
 
 import msgspec
 
+from kvbm_console.analysis.lints import Level
 from kvbm_console.core.breakpoints import Moment
 from kvbm_console.core.config import BreakpointSpec
 from kvbm_console.core.errors import UsageError
 from kvbm_console.core.events import SlotMoved
 from kvbm_console.core.expression import ExpressionError, compile_condition
 from kvbm_console.core.ids import Site, SlotState
+from kvbm_console.core.slots import SlotFacts
 from kvbm_console.stream.verbs import (
     ContinueHold,
     Disarm,
@@ -33,6 +35,7 @@ from kvbm_console.stream.verbs import (
 from .desk import BREAKS, Desk
 from .model.breaks import NEXT, complete_breakpoint, parse_breakpoint
 from .model.filters import FilterError
+from .model.lints import slot_level
 from .model.numbers import S, count, plural
 from .prompts import Prompt
 
@@ -146,10 +149,28 @@ def _on_selection(desk: Desk) -> str:
     proposal = desk.view.proposal(desk)
     if proposal:
         return proposal
-    state = desk.mirror.state
-    slot = state.slot_named(desk.selected) if state is not None and desk.selected else None
-    target = NEXT[slot.state] if slot is not None else SlotState.ONBOARDING
-    return f"to {target.label} request {slot.request if slot is not None else '*'}"
+    slot = _selected(desk)
+    if slot is None:
+        return f"to {SlotState.ONBOARDING.label} request *"
+    if stops_next(desk) and desk.mirror.state is not None:
+        kind = slot.request[: next(at for at, char in enumerate(f"{slot.request}0") if char in "0123456789*?[")]
+        copies = [desk.mirror.state.candidates[number] for number in sorted(slot.outstanding)]
+        where = f"site {Site.DISPATCH_WILL.label} route {copies[0].route.label}" if copies else f"to {slot.state.label}"
+        return f"{where} request {kind}* once"
+    return f"to {NEXT[slot.state].label} request {slot.request}"
+
+
+def _selected(desk: Desk) -> SlotFacts | None:
+    state, request = desk.mirror.state, desk.shown_request()
+    return state.slot_named(request) if state is not None and request else None
+
+
+def stops_next(desk: Desk) -> bool:
+    """True if the selected request is stuck, so that ``b`` proposes to stop the next request of its kind there."""
+    slot = _selected(desk)
+    return slot is not None and slot.state is not SlotState.INITIALIZED and (
+        slot_level(desk.mirror, slot, desk.now_ns) in (Level.FAULT, Level.CAUTION)
+    )
 
 
 def ask_for_breakpoint(desk: Desk, text: str, number: int) -> None:

@@ -6,7 +6,7 @@ goes to the session, which answers later with a notice. Every frame has exactly 
 
 import time
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from kvbm_console.analysis.lints import Level
 from kvbm_console.analysis.lives import Life
@@ -104,6 +104,14 @@ class View:
         return ""
 
 
+class Explains(Protocol):
+    """Rows above the keys that explain what is on the screen (``tour``)."""
+
+    def lines(self, desk: "Desk", width: int) -> list[Line]:
+        """As many rows in every frame."""
+        ...
+
+
 class Desk:
     """State of one console. ``mono`` and ``wall`` are the local clocks in ns, monotonic and since 1970."""
 
@@ -123,6 +131,8 @@ class Desk:
         self.forests: dict[int, Any] = {}
         """The prefix forest of each source, with the moment of its facts (``views.blocks``)."""
         self.socket = socket
+        self.tour: Explains | None = None
+        """Rows above the keys that explain the demo's incident; None without a tour."""
         self.wall = wall
         self.times = Times(utc=utc)
         self.lints = Lints()
@@ -315,6 +325,8 @@ class Desk:
             lines.append(BLANK)
         feet = self.prompt.lines(width, height // 2) if self.prompt is not None else [self._keys(width)]
         covered = len(feet) - 1
+        if self.tour is not None:
+            feet = [*self.tour.lines(self, width), *feet]
         if self.actions.playback is not None:
             feet.insert(0, frame.transport_line(self.transport(), width, self.glyphs))
         room = height - len(lines) - len(feet)

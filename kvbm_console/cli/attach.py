@@ -196,9 +196,9 @@ def load_console() -> None:
 
 async def console(
     addresses: Sequence[str], *, read_only: bool = False, record: Path | None = None, seconds: float | None = None,
-    theme: str | None = None, ascii: bool = False, no_color: bool = False, utc: bool = False,
+    theme: str | None = None, ascii: bool = False, no_color: bool = False, utc: bool = False, tour: bool = False,
 ) -> int:
-    """The console on these targets, on the running event loop."""
+    """The console on these targets, on the running event loop; ``tour`` explains the demo's incident."""
     from kvbm_console.cli.keep import SeenKeeper, place_of
     from tui.app import ConsoleApp, choose_ascii, choose_theme
 
@@ -212,7 +212,7 @@ async def console(
         sessions.append(live_session(address, keeper=keeper))
     app = ConsoleApp(
         sessions[0], theme=choose_theme(theme, no_color), ascii_only=choose_ascii(ascii), read_only=read_only,
-        more=sessions[1:], utc=utc,
+        more=sessions[1:], utc=utc, tour=tour,
     )
     if seconds is not None:
         asyncio.get_running_loop().call_later(seconds, app.exit, 0)

@@ -25,6 +25,7 @@ from kvbm_console.planning.options import CacheOptions
 if TYPE_CHECKING:
     from kvbm_console.engines.kv_events.address import Publisher
     from kvbm_console.recording.options import RecordingOptions
+    from kvbm_console.simulator.incident import Incident
     from server.options import DaemonOptions
 
 
@@ -59,9 +60,10 @@ def daemon_options(
     *, workload: str | None, limit: int | None, speed: float | None, record: Path | None, listen: str, check: bool,
     exit_when_done: bool = False, recording: "RecordingOptions | None" = None,
     publishers: "tuple[Publisher, ...]" = (), metrics: str | None = None, with_bytes: Path | None = None,
-    ranks: int = 1, **flags: Any,
+    ranks: int = 1, scenario: "Incident | None" = None, **flags: Any,
 ) -> "DaemonOptions":
-    """The options of a daemon; ``flags`` are those of ``cache_options`` and of its access.
+    """The options of a daemon; ``flags`` are those of ``cache_options`` and of its access. A ``scenario`` stands in
+    place of a workload.
 
     Raises ``UsageError`` with one sentence.
     """
@@ -75,7 +77,7 @@ def daemon_options(
     }
     if recording is not None:
         common["recording"] = recording
-    if workload is None:
+    if workload is None and scenario is None:
         _only_with_workload({"--limit": limit, "--bytes": with_bytes} | {
             f"--{name.replace('_', '-')}": flags_said.get(name)
             for name in ("total_kv_blocks", "total_kv_size", *ENGINE_FLAGS)
@@ -89,12 +91,22 @@ def daemon_options(
         )
     from kvbm_console.simulator.embedded import default_engine_config, parse_workload
 
-    requests = parse_workload(workload, limit)
+    usual: dict[str, Any] = {}
+    if scenario is not None:
+        from kvbm_console.simulator.incident import MACHINE, RANKS
+        from kvbm_console.stream.ring import Ring
+
+        _only_with_workload({"--bytes": with_bytes})
+        usual = {**MACHINE, **scenario.machine, "ranks": max(RANKS, ranks)}
+        common["stage"] = scenario.stage
+        if scenario.ring_events is not None:
+            common["ring"] = Ring(events_max=scenario.ring_events)
+    requests = parse_workload(workload or "", limit) if scenario is None else scenario.workload(limit)
     own = requests.capacities
-    cache = CacheOptions(**sized(
-        said, total_kv_blocks=own.g1_blocks, block_size=own.block_tokens, kv_cpu_blocks=own.g2_blocks,
-        kv_disk_blocks=own.g3_blocks, ranks=ranks,
-    ))
+    cache = CacheOptions(**sized(said, **{
+        "total_kv_blocks": own.g1_blocks, "block_size": own.block_tokens, "kv_cpu_blocks": own.g2_blocks,
+        "kv_disk_blocks": own.g3_blocks, "ranks": ranks, **usual,
+    }))
     return DaemonOptions(
         config=cache.leader_config(), workload=requests,
         engine=default_engine_config(requests, **cache.engine_fields()),
@@ -123,6 +135,6 @@ def machine_line(options: "DaemonOptions") -> str:
         f"{options.workload.name}; G1 {engine.g1_blocks:,}, {tiers} ({engine.token_bytes // 1024} KiB per token); "
         f"step {engine.step_base_ns / 1e6:g} ms + {engine.prefill_token_ns / 1e3:g} µs per prefill token "
         f"+ {engine.decode_request_ns / 1e3:g} µs per decoding request; {thrash} "
-        f"({config.thrash_window_ns / engine.step_base_ns:g} steps); speed {speed}"
+        f"({config.thrash_window_ns / engine.step_base_ns:.0f} steps); speed {speed}"
     )
 

@@ -65,6 +65,8 @@ class RecordingOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     """The time for which a sealed segment stays; None means for ever."""
     sync: str = "1s"
     """A word of ``SYNCS``."""
+    queue_bytes: int | None = None
+    """Bytes that may wait to be written; None for the usual room."""
 
     def __post_init__(self) -> None:
         require(SEGMENT_BYTES_MIN <= self.segment_bytes <= SEGMENT_BYTES_MAX, "segment-size", "from 1MB to 4GB",
@@ -88,6 +90,7 @@ class RecordingOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         return {
             "segment_bytes": self.segment_bytes, "segment_ns": self.segment_ns,
             "sync_interval_s": self.sync_interval_s, "retention": retention,
+            **({} if self.queue_bytes is None else {"queue_bytes": self.queue_bytes}),
         }
 
 

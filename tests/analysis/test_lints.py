@@ -162,9 +162,14 @@ def staged_in_vain(times: int = 3) -> Evidence:
     return told(s)
 
 
-def stored_for_nothing(blocks: int = 1_000) -> Evidence:
+def stored_for_nothing(blocks: int = 1_000, gone: int = 1_000) -> Evidence:
     tale = Tale()
     tale.copy(Route.G1_G2, blocks, MS)
+    tale.next_hash = 5_000
+    tale.copy(Route.G3_G1, gone, MS)
+    tale.tell(
+        ev.BlocksEvicted, 0, pack_ids(range(gone)), pack_hashes(range(5_000, 5_000 + gone)), None, EvictRule.RECENCY
+    )
     return tale.evidence()
 
 
@@ -398,6 +403,7 @@ def test_a_lint_speaks_with_evidence(lint: str) -> None:
     ("slow", lambda: slow(90 * MS)), ("slow", lambda: slow(9 * S, before=FEW - 1)),
     ("straggler", lambda: straggling(90 * MS)), ("duplicate", lambda: duplicated(63)),
     ("staged", lambda: staged_in_vain(2)), ("never_loaded", lambda: stored_for_nothing(999)),
+    ("never_loaded", lambda: stored_for_nothing(gone=999)),
     ("already_cached", lambda: planned_for_nothing(99)), ("full", lambda: full(1_900 * MS)),
     ("dropped_with_room", lambda: dropped(99)),
     ("late_reports", lambda: late(9)), ("deadlock", lambda: deadlocked(4_900 * MS)),

@@ -19,9 +19,9 @@ DEADLINE_S: Final = 60
 
 
 def environment(directory: Path) -> dict[str, str]:
-    """The environment of a user with a runtime directory of his own."""
+    """The environment of a user with a runtime and a state directory of his own."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith("KVBM_")}
-    return {**kept, "XDG_RUNTIME_DIR": str(directory), "NO_COLOR": "1"}
+    return {**kept, "XDG_RUNTIME_DIR": str(directory), "XDG_STATE_HOME": str(directory / "state"), "NO_COLOR": "1"}
 
 
 def run(directory: Path, *args: str) -> subprocess.CompletedProcess[str]:

@@ -9,10 +9,11 @@ def test_demo_draws_the_console_and_ends_by_itself(tmp_path: Path) -> None:
     status, drawn = on_terminal(tmp_path, "demo", "--seconds", "3", "--speed", "4")
     assert status == 0, drawn[-2_000:]
     assert "LIVE" in drawn
-    assert "multiturn" in drawn
+    assert "incident" in drawn
     assert "Traceback" not in drawn
-    for command in ("attach http://HOST:8000", "serve --workload multiturn --record run/", "replay run/"):
-        assert f"kvbm-console {command}" in drawn[-600:]
+    state = tmp_path / "state" / "kvbm-console" / "demo"
+    for command in ("attach http://HOST:8000", f"doctor {state}", f"replay {state}"):
+        assert f"kvbm-console {command}" in drawn[-900:]
 
 
 def test_attach_draws_a_running_daemon_and_q_leaves_it(tmp_path: Path) -> None:

@@ -179,7 +179,7 @@ def tabs_line(current: int, width: int, recording: bool) -> Line:
 Hint = tuple[str, str]
 """A key and the word for its effect."""
 
-_NAMES: Final = {
+NAMED_KEYS: Final = {
     "←": "left", "→": "right", "←→": "left", "left/right": "left", "space": "space", "enter": "enter", "[ ]": "[",
 }
 
@@ -197,7 +197,7 @@ def keys_line(hints: tuple[Hint, ...], width: int, *, last: tuple[Hint, ...] = (
             break
         row.put("  " if index else "")
         start = row.x
-        row.put(key, "key").put(f" {word}", "muted").zone(start, ("key", _NAMES.get(key, key)))
+        row.put(key, "key").put(f" {word}", "muted").zone(start, ("key", NAMED_KEYS.get(key, key)))
     return row.to(width - 2 - right.x).add(right.line()).line("bar", width)
 
 

@@ -9,6 +9,7 @@ from kvbm_console.core.events import Event
 from kvbm_console.core.ids import Tier
 from kvbm_console.core.slots import SlotFacts
 
+from ..debugging import stops_next
 from ..desk import Desk, View
 from ..draw import bars, words
 from ..draw.frame import Hint
@@ -70,7 +71,8 @@ class SlotView(View):
         return desk.event
 
     def hints(self, desk: Desk) -> list[Hint]:
-        hints = [("b", "break here"), ("c", "continue"), ("s", "step")] if desk.may_control else []
+        here = "stop the next one here" if stops_next(desk) else "break here"
+        hints = [("b", here), ("c", "continue"), ("s", "step")] if desk.may_control else []
         return [*hints, ("t", "timeline"), ("↑↓", "story"), ("[ ]", "cause, effect"), ("w", "why"), ("n", "next slot"),
                 ("space", "play" if desk.recording else "pause view")]
 

@@ -9,7 +9,7 @@ from typing import Final
 from kvbm_console.analysis.lints.lint import EVIDENCE_MAX, Finding, Lint, plural
 from kvbm_console.analysis.waits import route_text
 from kvbm_console.core import events as ev
-from kvbm_console.core.columns import unpack_hashes
+from kvbm_console.core.columns import ID_BYTES, unpack_hashes
 from kvbm_console.core.ids import ReleaseReason, Route, SkipReason, Tier
 from kvbm_console.core.state import CacheState
 
@@ -106,7 +106,9 @@ class NeverLoaded(Lint):
     """Tiers that take and never give."""
 
     name = "never_loaded"
-    threshold = "1,000 blocks stored in a tier and fewer than 1 % of them ever loaded"
+    threshold = (
+        "1,000 blocks stored in a tier and fewer than 1 % of them ever loaded, although the device evicted as many"
+    )
     bad = "copying down costs bandwidth and pays nothing back"
     do = "make the tier larger than the time between two uses needs, store less, or do without it"
     whole_run = True
@@ -116,12 +118,20 @@ class NeverLoaded(Lint):
         self._stored: dict[Tier, int] = {}
         self._loaded: dict[Tier, int] = {}
         self._first: dict[Tier, int] = {}
-        self.after = {ev.CandidatePromoted: self._promoted, ev.BlocksReady: self._ready}
+        self._evicted = 0
+        """Blocks that the device evicted: a block is loaded only after that."""
+        self.after = {
+            ev.CandidatePromoted: self._promoted, ev.BlocksReady: self._ready, ev.BlocksEvicted: self._gone,
+        }
+
+    def _gone(self, e: ev.BlocksEvicted, state: CacheState) -> None:
+        if state.pools[e.pool].info.tier is Tier.G1:
+            self._evicted += len(e.ids) // ID_BYTES
 
     def _ready(self, e: ev.BlocksReady, state: CacheState) -> None:
         tier = state.pools[e.pool].info.tier
         if tier is not Tier.G1:
-            self._stored[tier] = self._stored.get(tier, 0) + len(e.ids) // 4
+            self._stored[tier] = self._stored.get(tier, 0) + len(e.ids) // ID_BYTES
             self._first.setdefault(tier, e.seq)
 
     def _promoted(self, e: ev.CandidatePromoted, state: CacheState) -> None:
@@ -133,7 +143,7 @@ class NeverLoaded(Lint):
         """Per tier, over all of the evidence."""
         for tier, stored in sorted(self._stored.items()):
             loaded = self._loaded.get(tier, 0)
-            if stored >= NEVER_LOADED_BLOCKS and 100 * loaded < NEVER_LOADED_PERCENT * stored:
+            if min(stored, self._evicted) >= NEVER_LOADED_BLOCKS and 100 * loaded < NEVER_LOADED_PERCENT * stored:
                 yield self.finding(
                     tier.name, f"{plural(stored, 'block')} stored", f"{plural(loaded, 'block')} of them loaded",
                     seq=self._first[tier], until_ns=at_ns, count=stored, weight=stored,

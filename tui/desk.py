@@ -487,7 +487,7 @@ def _no_requests(sentence: str, width: int) -> list[Line]:
         (f" {sentence}", "strong"),
         (" This target follows KV-event streams (level 1): they name blocks and no", "text"),
         (" request.", "text"),
-        (" The tap (level 2) reports every request of vLLM, and can hold a request:", "text"),
+        (" The tap (level 2) reports every request of vLLM or SGLang and can hold it:", "text"),
         ("", "text"), (f"   {TAP}", "key"), ("", "text"),
         (" The reports of a stream stand in views 1 to 6, 8 Record and 9 Log.", "muted"),
     ]

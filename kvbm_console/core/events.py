@@ -672,7 +672,7 @@ class DeviceBlocksReplaced(Event, tag=52):
 
 
 class ConnectorMeasured(Event, tag=53):
-    """What the connector of a watched engine has cost and reported since the engine began.
+    """The connector of a watched engine has cost and reported this since the engine began.
 
     ``calls[i]`` calls of ``methods[i]`` of ``connectors[i]`` took ``total_ns[i]`` together and ``longest_ns[i]`` at
     most. ``stats[i]`` is a figure of the connector's own statistics, under its own name, with ``values[i]``.

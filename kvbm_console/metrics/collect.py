@@ -277,7 +277,7 @@ def _streams(scrape: Scrape) -> Iterator[Sample]:
             yield f"kvbm_stream_{field}_total", getattr(row.counts, field), labels
         last = row.counts.last_batch_ns
         age_s = None if last is None else max(0, scrape.at_ns - last) / SECOND_NS
-        yield "kvbm_stream_connected", row.status.connected, labels
+        yield "kvbm_stream_connected", row.connected, labels
         yield "kvbm_stream_last_batch_age_seconds", age_s, labels
         yield "kvbm_stream_uncertain", row.source in scrape.state.lost_sources, labels
         yield "kvbm_stream_ended", scrape.state.has_ended(row.source), labels

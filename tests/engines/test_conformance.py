@@ -7,7 +7,7 @@ exactly the named rule is broken.
 import asyncio
 import json
 import re
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -315,20 +315,6 @@ def test_each_topic_of_a_capture_is_a_publisher(tmp_path: Path) -> None:
 # --- a live publisher ---
 
 
-@pytest.fixture
-def publisher() -> Iterator[Callable[..., Engine]]:
-    made: list[Engine] = []
-
-    def make(**settings: Any) -> Engine:
-        made.append(Engine(**settings))
-        return made[-1]
-
-    yield make
-    for engine in made:
-        if engine.process.poll() is None:
-            engine.end()
-
-
 def hear(engine: Engine, batches: int, *options: str, replay: bool = True) -> tuple[int, dict[str, Any]]:
     """(exit status, report) of the command on a publisher."""
     address = f"zmq://127.0.0.1:{engine.port}?topic=kv" + (f"&replay={engine.replay_port}" if replay else "")
@@ -342,8 +328,8 @@ def failing(report: dict[str, Any]) -> set[str]:
     return {each["rule"] for each in report["verdicts"] if each["verdict"] == "fail"}
 
 
-def test_a_live_publisher_is_heard_from_its_first_message(publisher: Callable[..., Engine]) -> None:
-    engine = publisher(topic_in_replay=True)
+def test_a_live_publisher_is_heard_from_its_first_message(engines: Callable[..., Engine]) -> None:
+    engine = engines(topic_in_replay=True)
     engine.publish([stored(1, 2)], [stored(3, parent=2)], [removed(3)])
     status, report = hear(engine, 3)
     assert (status, failing(report), report["joined_late"]) == (0, set(), False)
@@ -355,8 +341,8 @@ def test_a_live_publisher_is_heard_from_its_first_message(publisher: Callable[..
     ({}, "replay-topic"), ({"fault": "end"}, "replay-end"), ({"fault": "hole"}, "replay"),
     ({"fault": "bytes"}, "replay"),
 ])
-def test_a_replay_that_breaks_a_rule(publisher: Callable[..., Engine], settings: dict[str, Any], rule: str) -> None:
-    engine = publisher(**({"topic_in_replay": True} if settings else {}), **settings)
+def test_a_replay_that_breaks_a_rule(engines: Callable[..., Engine], settings: dict[str, Any], rule: str) -> None:
+    engine = engines(**({"topic_in_replay": True} if settings else {}), **settings)
     engine.publish([stored(1)], [stored(2)], [stored(3)])
     status, report = hear(engine, 3)
     assert (status, failing(report)) == (1, {rule})
@@ -385,8 +371,8 @@ async def hearing_of(engine: Engine) -> AsyncIterator[tuple[Hearing, Callable[[i
 
 
 @pytest.mark.asyncio
-async def test_messages_that_the_network_lost_come_by_replay(publisher: Callable[..., Engine]) -> None:
-    engine = publisher(topic_in_replay=True)
+async def test_messages_that_the_network_lost_come_by_replay(engines: Callable[..., Engine]) -> None:
+    engine = engines(topic_in_replay=True)
     async with hearing_of(engine) as (hearing, heard):
         engine.publish([stored(1)])
         await heard(1)
@@ -402,14 +388,14 @@ async def test_messages_that_the_network_lost_come_by_replay(publisher: Callable
 
 
 @pytest.mark.asyncio
-async def test_a_publisher_that_begins_again_while_messages_are_lost(publisher: Callable[..., Engine]) -> None:
-    engine = publisher(topic_in_replay=True)
+async def test_a_publisher_that_begins_again_while_messages_are_lost(engines: Callable[..., Engine]) -> None:
+    engine = engines(topic_in_replay=True)
     async with hearing_of(engine) as (hearing, heard):
         engine.publish([stored(1)], [stored(2)])
         await heard(2)
         engine.end()
         ports = {"port": engine.port, "replay_port": engine.replay_port}
-        again = publisher(topic_in_replay=True, **ports)
+        again = engines(topic_in_replay=True, **ports)
         again.hide([stored(5)], [stored(6, parent=5)], [stored(7)])
         (checker,) = hearing.checkers.values()
         while checker.messages < 6:  # until the connection is back

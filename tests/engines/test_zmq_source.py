@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -82,21 +82,6 @@ class Engine:
             endpoint=f"tcp://127.0.0.1:{self.port}", topic="kv",
             replay=f"tcp://127.0.0.1:{self.replay_port}" if replay else None,
         )
-
-
-@pytest.fixture
-def engines() -> Iterator[Callable[..., Engine]]:
-    """Makes engines; kills them at the end."""
-    made: list[Engine] = []
-
-    def make(**settings: Any) -> Engine:
-        made.append(Engine(**settings))
-        return made[-1]
-
-    yield make
-    for engine in made:
-        if engine.process.poll() is None:
-            engine.end()
 
 
 class Following:
@@ -411,6 +396,59 @@ async def test_we_bind_and_engines_connect_each_with_its_topic(engines: Callable
                 await asyncio.sleep(0.01)
     assert {stream.label for stream in following.streams} == {"kv@pod0@model", "kv@pod1@model"}
     assert all(stream.counts.restarts == 0 for stream in following.streams)
+
+
+@pytest.mark.asyncio
+async def test_of_engines_that_connect_to_us_the_dead_one_is_told_within_5_s(engines: Callable[..., Engine]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    house = House()
+    state = house.dispatcher.leader.state
+    (publisher,) = parse_publishers(f"zmq://127.0.0.1:{port}?bind=1")
+    async with Following(publisher, house) as following:
+        made = []
+        for at in range(2):
+            made.append(engines(connect=f"tcp://127.0.0.1:{port}", topic=f"pod{at}"))
+            async with asyncio.timeout(PATIENCE_S):
+                while len(following.streams) == at:
+                    made[at].publish([stored(at + 1)])
+                    await asyncio.sleep(0.01)
+        dead, alive = following.streams
+        made[0].end()
+        began = time.monotonic()
+        await following.until(lambda: dead.away)
+        await following.until(lambda: state.has_ended(dead.source))
+        assert time.monotonic() - began < 5
+        assert (alive.away, state.has_ended(alive.source)) == (False, False)
+        again = engines(connect=f"tcp://127.0.0.1:{port}", topic="pod0")
+        async with asyncio.timeout(PATIENCE_S):
+            while dead.away:
+                again.publish([stored(7)])
+                await asyncio.sleep(0.01)
+        assert not state.has_ended(dead.source)
+        assert dead.counts.restarts == 1
+
+
+@pytest.mark.asyncio
+async def test_an_engine_that_may_be_back_without_a_message_is_uncertain_and_not_ended(
+    engines: Callable[..., Engine]
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    house = House()
+    (publisher,) = parse_publishers(f"zmq://127.0.0.1:{port}?bind=1")
+    async with Following(publisher, house) as following:
+        one = engines(connect=f"tcp://127.0.0.1:{port}", topic="pod0")
+        async with asyncio.timeout(PATIENCE_S):
+            while not following.streams:
+                one.publish([stored(1)])
+                await asyncio.sleep(0.01)
+        connects = following.source.status.connects
+        engines(connect=f"tcp://127.0.0.1:{port}", topic="pod0")  # and says nothing
+        await following.until(lambda: following.source.status.connects > connects)
+        one.end()
+        await following.until(lambda: following.stream.counts.doubts == 1)
+        assert not house.dispatcher.leader.state.has_ended(following.stream.source)
 
 
 @pytest.mark.asyncio

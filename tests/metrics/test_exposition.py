@@ -132,9 +132,9 @@ class OneStream:
     """As ``Streams`` for a stream that nobody serves."""
 
     def __init__(self, stream: EventStream) -> None:
-        from kvbm_console.engines.kv_events.zmq_source import SourceStatus, StreamRow
+        from kvbm_console.engines.kv_events.zmq_source import StreamRow
 
-        self._row = StreamRow(stream.source, stream.label, stream.counts, SourceStatus())
+        self._row = StreamRow(stream.source, stream.label, stream.counts, False)
 
     def rows(self) -> list[Any]:
         return [self._row]

@@ -273,7 +273,7 @@ def run(order: dict[str, Any]) -> dict[str, Any]:
     loads: Counter[str] = Counter()
     told_loads: Counter[str] = Counter()
     watch_loads(engine, loads)
-    told: list[tuple[int, int | None]] = []
+    told: list[tuple[int, int, int | None]] = []
     seen: Counter[str] = Counter()
     names: dict[int, str] = {}
     for wave in range(order.get("waves", 1)):

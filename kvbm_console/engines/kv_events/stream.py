@@ -163,6 +163,8 @@ class EventStream:
         self.next_seq = 0
         """The expected number of a message."""
         self._last_digest = 0
+        self.away = False
+        """True while an engine that connected to us has no connection."""
         self._gone = False
         self._cleared = set[int]()
         """Ranks without a report since their last clear, so another clear would change nothing."""
@@ -229,6 +231,11 @@ class EventStream:
         if self.counts.batches:
             self.counts.doubts += 1
             self._gap(self.next_seq, self.next_seq)
+
+    @property
+    def has_ended(self) -> bool:
+        """True if the publisher has ended, and no message came since."""
+        return self._gone
 
     def gone(self) -> None:
         """The publisher has ended, and its blocks are gone with it."""

@@ -79,10 +79,12 @@ def new_context() -> "zmq.asyncio.Context":
 class _Line:
     """The taker of a publisher's messages, and the messages of the last replay."""
 
-    __slots__ = ("replayed", "taker")
+    __slots__ = ("connection", "replayed", "taker")
 
     def __init__(self, taker: EventStream) -> None:
         self.taker = taker
+        self.connection: int | None = None
+        """If we bind: the connection of its newest message, None once that is closed."""
         self.replayed: dict[int, int] = {}
         """Digests of the replayed messages, because the live stream may repeat the newest of them."""
 
@@ -183,6 +185,9 @@ class ZmqSource:
         self._replay_idle_s = replay_idle_s
         self._no_replay_before = 0.0
         self._pause_until = 0.0
+        self._connections: set[int] = set()
+        """If we bind: the open connections."""
+        self._looking: asyncio.Task[None] | None = None
         self._gone = False
         """True if the takers know that their publisher has ended."""
         self._taking = asyncio.Lock()
@@ -192,7 +197,9 @@ class ZmqSource:
         """Connect or bind; messages wait in the socket from now on. Raises ``UsageError`` for an unusable address."""
         sub = context.socket(zmq.SUB)
         try:
-            self._monitor = sub.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
+            self._monitor = sub.get_monitor_socket(
+                zmq.EVENT_ACCEPTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
+            )
             subscribe(sub, self.publisher)
         except BaseException:
             sub.disable_monitor()
@@ -227,33 +234,73 @@ class ZmqSource:
     async def _watch(self) -> None:
         """Keep ``status.connected`` up to date, and check the incarnation of a publisher that comes back."""
         away: asyncio.Task[None] | None = None
-        status = self.status
+        status, bound = self.status, self.publisher.bind
         try:
             while True:
                 try:
-                    async with asyncio.timeout(None if status.connected or self.publisher.bind else RECONNECT_S):
-                        report = await self._monitor.recv_multipart()
+                    async with asyncio.timeout(None if status.connected or bound else RECONNECT_S):
+                        report = parse_monitor_message(await self._monitor.recv_multipart())
                 except TimeoutError:
                     self._connect_again()
                     continue
-                event = parse_monitor_message(report)["event"]
-                if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-                    status.connects += 1
-                elif event == zmq.EVENT_DISCONNECTED:
-                    status.disconnects += 1
-                connections = status.connects - status.disconnects
-                status.connected = connections > 0
-                if away is not None and connections >= max(1, len(self._lines)):
+                event = report["event"]
+                status.connects += event == zmq.EVENT_HANDSHAKE_SUCCEEDED
+                status.disconnects += event == zmq.EVENT_DISCONNECTED
+                status.connected = status.connects > status.disconnects
+                if bound:
+                    self._follow_connection(event, int(report["value"]))
+                    continue
+                if away is not None and status.connected:
                     away.cancel()
                     away = None
                 if event == zmq.EVENT_DISCONNECTED and away is None:
                     away = asyncio.create_task(self._miss(), name="kv-events-away")
-                elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED and status.connects > 1 and not self.publisher.bind:
+                elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED and status.connects > 1:
                     async with self._taking:
                         await self._is_back()
         finally:
-            if away is not None:
-                away.cancel()
+            for task in (away, self._looking):
+                if task is not None:
+                    task.cancel()
+
+    def _follow_connection(self, event: int, connection: int) -> None:
+        """Follow the connections of engines that connect to us."""
+        if event == zmq.EVENT_ACCEPTED:
+            self._connections.add(connection)
+        elif event == zmq.EVENT_DISCONNECTED:
+            self._connections.discard(connection)
+            for line in self._lines.values():
+                if line.connection == connection:
+                    line.connection, line.taker.away = None, True
+            self._look_for_ended()
+
+    def _look_for_ended(self) -> None:
+        if self._looking is None or self._looking.done():
+            self._looking = asyncio.create_task(self._find_ended(), name="kv-events-away")
+
+    async def _find_ended(self) -> None:
+        """Report engines that connected to us and stay away: as ended, unless they may be back without a message yet.
+
+        A connection is known by its messages alone, so a silent one may be that of any engine."""
+        doubted: set[int] = set()
+        while True:
+            await asyncio.sleep(AWAY_S)
+            async with self._taking:
+                lines = self._lines.values()
+                missing = [
+                    line.taker for line in lines
+                    if line.connection not in self._connections and not line.taker.has_ended
+                ]
+                silent = self._connections - {line.connection for line in lines}
+                for taker in missing:
+                    taker.away = True
+                    if not silent:
+                        taker.gone()
+                    elif taker.source not in doubted:
+                        doubted.add(taker.source)
+                        taker.doubt()
+                if not missing or not silent:
+                    return
 
     async def _is_back(self) -> None:
         if self._gone:
@@ -270,18 +317,16 @@ class ZmqSource:
         await asyncio.sleep(AWAY_S)
         doubted = False
         while True:
-            closed = not self.status.connected if self.publisher.bind else await self._refuses()
+            closed = await self._refuses()
             async with self._taking:
                 if closed:
-                    self._gone = not self.publisher.bind
+                    self._gone = True
                     for line in self._lines.values():
                         line.taker.gone()
                     return
                 if not doubted:
                     doubted = True
                     self._doubt()
-            if self.publisher.bind:
-                return
             await asyncio.sleep(PROBE_S)
 
     async def _refuses(self) -> bool:
@@ -315,15 +360,21 @@ class ZmqSource:
             async with self._taking:
                 await self._catch_up(self._lines[b""])  # a quiet engine publishes nothing until its next step
         turn_ends = self._monotonic() + SLICE_S
+        bound = self.publisher.bind
+        connection = None
         while True:
-            parts = await sub.recv_multipart()
+            if bound:
+                frames = await sub.recv_multipart(copy=False)
+                parts, connection = [frame.bytes for frame in frames], frames[-1].get(zmq.SRCFD)
+            else:
+                parts = await sub.recv_multipart()
             self.status.messages += 1
             if len(parts) != 3 or len(parts[1]) != SEQ_BYTES:
                 self.status.bad_messages += 1
                 continue
             topic, number, payload = parts
             async with self._taking:
-                await self._take(topic, int.from_bytes(number, "big"), payload)
+                await self._take(topic, int.from_bytes(number, "big"), payload, connection)
             if self._monotonic() >= turn_ends:
                 await asyncio.sleep(0)
                 turn_ends = self._monotonic() + SLICE_S
@@ -340,12 +391,16 @@ class ZmqSource:
         self.takers.append(self._make_taker(topic))
         return _Line(self.takers[-1])
 
-    async def _take(self, topic: bytes, seq: int, payload: bytes) -> None:
+    async def _take(self, topic: bytes, seq: int, payload: bytes, connection: int | None) -> None:
         line = self._line_of(topic)
         if line is None:
             self.status.bad_messages += 1
             return
         taker = line.taker
+        if connection is not None:
+            line.connection, taker.away = connection, False
+            if connection not in self._connections:  # the message waited in the socket while its connection closed
+                self._look_for_ended()
         if line.has(seq, payload):
             return
         if seq != taker.next_seq and self._may_replay():
@@ -444,7 +499,7 @@ class StreamRow(msgspec.Struct, frozen=True):
     source: int
     label: str
     counts: StreamCounts
-    status: SourceStatus
+    connected: bool
     page: ScrapeStatus | None = None
     """The engine's own metrics page; None if its address is unknown."""
 
@@ -489,7 +544,10 @@ class Streams:
         """Every publisher that has sent a message."""
         pages = {scraper.status.url: scraper.status for scraper in self.scrapers}
         return [
-            StreamRow(taker.source, taker.label, taker.counts, source.status, pages.get(publisher.metrics or ""))
+            StreamRow(
+                taker.source, taker.label, taker.counts, source.status.connected and not taker.away,
+                pages.get(publisher.metrics or ""),
+            )
             for publisher, source in zip(self._publishers, self.sources, strict=True) for taker in source.takers
         ]
 
@@ -498,7 +556,7 @@ class Streams:
         state = self._dispatcher.leader.state
         return [
             {
-                "source": str(row.source), "name": row.label, "connected": row.status.connected,
+                "source": str(row.source), "name": row.label, "connected": row.connected,
                 "batches": row.counts.batches, "gaps": row.counts.gaps, "lost_batches": row.counts.lost_batches,
                 "restarts": row.counts.restarts, "last_batch_ns": row.counts.last_batch_ns,
                 "ended": state.has_ended(row.source),

@@ -204,7 +204,7 @@ class Daemon:
         service.new_source(SOURCE)
         self.rig = embed(
             service.dispatcher, calendar, options.engine, options.workload, links=options.links,
-            with_bytes=options.with_bytes,
+            with_bytes=options.with_bytes, warm=True,
         )
         ranks = self.rig.ranks
         if ranks is not None:

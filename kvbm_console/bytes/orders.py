@@ -103,7 +103,16 @@ class ZeroOrder(RankOrder, tag=5):
 AnyOrder = CopyOrder | FillOrder | CheckOrder | SpoilOrder | ZeroOrder
 
 
-class RankReply(msgspec.Struct, array_like=True, gc=False):
+class RankFound(msgspec.Struct, array_like=True, gc=False, tag=1):
+    """Blocks that a rank's slot file has from before, the least recently used first. It comes before the reply to the
+    setup of a fresh worker, in parts of at most ``PART_BLOCKS``."""
+
+    pool: int
+    places: Ids
+    keys: Hashes
+
+
+class RankReply(msgspec.Struct, array_like=True, gc=False, tag=2):
     """An order was carried out. Number 0 answers the setup, ``LAST_WORDS`` comes before a worker ends by itself."""
 
     number: int

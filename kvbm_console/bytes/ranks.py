@@ -39,6 +39,7 @@ from kvbm_console.bytes.orders import (
     CheckOrder,
     CopyOrder,
     FillOrder,
+    RankFound,
     RankIdentity,
     RankPool,
     RankReply,
@@ -46,7 +47,7 @@ from kvbm_console.bytes.orders import (
     SpoilOrder,
     ZeroOrder,
 )
-from kvbm_console.core.columns import HASH_BYTES, ID_BYTES, pack_hashes, pack_ids, unpack_ids
+from kvbm_console.core.columns import HASH_BYTES, ID_BYTES, pack_hashes, pack_ids, unpack_hashes, unpack_ids
 from kvbm_console.core.errors import UsageError
 from kvbm_console.core.instructions import StartTransfer
 
@@ -136,6 +137,8 @@ class _Rank:
         self.starts = 0.0
         """When its next worker is started, while it has none."""
         self.last_words = ""
+        self.found: dict[int, list[tuple[int, int]]] = {}
+        """Pool to the places and hashes that its slot file had at the start, the least recently used first."""
 
     @property
     def name(self) -> str:
@@ -173,7 +176,7 @@ class Ranks:
         self._identity = RankIdentity(f"page-first {shard_bytes}", block_tokens, ranks)
         self._command = command or (sys.executable, "-P", "-c", WORKER)
         self._encode = msgspec.msgpack.Encoder().encode
-        self._decode = msgspec.msgpack.Decoder(list[RankReply]).decode
+        self._decode = msgspec.msgpack.Decoder(list[RankFound | RankReply]).decode
         self._numbers = 0
         self._copies: dict[int, _RankCopy] = {}
         self._zeroing: set[int] = set()
@@ -257,6 +260,15 @@ class Ranks:
         self._moved.clear()
 
     # --- state ---
+
+    def found(self, pool: int) -> tuple[list[int], list[int]]:
+        """Places and hashes of the blocks that every rank had in this pool at the start, the least recently used
+        first. A block that is there twice is found at its latest place."""
+        first, *others = [one.found.get(pool, []) for one in self._ranks]
+        everywhere = set(first).intersection(*others)
+        place_of = {key: place for place, key in first if (place, key) in everywhere}
+        latest = [(place, key) for place, key in first if place_of.get(key) == place]
+        return [place for place, _ in latest], [key for _, key in latest]
 
     @property
     def crowded(self) -> bool:
@@ -459,7 +471,11 @@ class Ranks:
                 one.warned = False
                 self.begun(one.name)
             for reply in self._decode(data):
-                self._answered(one, reply)
+                if isinstance(reply, RankFound):
+                    pairs = zip(unpack_ids(reply.places), unpack_hashes(reply.keys), strict=True)
+                    one.found.setdefault(reply.pool, []).extend(pairs)
+                else:
+                    self._answered(one, reply)
             if self._moved is not None:
                 self._moved.set()
 

@@ -10,7 +10,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any, Final
@@ -22,18 +22,20 @@ from kvbm_console.bytes.arena import NOTHING, Arena, Keys, Places
 from kvbm_console.bytes.contents import BlockContents
 from kvbm_console.bytes.orders import (
     LAST_WORDS,
+    PART_BLOCKS,
     RECEIVE_BYTES,
     AnyOrder,
     CheckOrder,
     CopyOrder,
     FillOrder,
+    RankFound,
     RankReply,
     RankSetup,
     SpoilOrder,
     ZeroOrder,
 )
 from kvbm_console.bytes.slot_file import SlotFile, SlotFileRefused, SlotGeometry, SlotIdentity
-from kvbm_console.core.columns import pack_ids
+from kvbm_console.core.columns import pack_hashes, pack_ids
 
 DESCRIPTORS_MAX: Final = 16
 DISK_THREADS: Final = 4
@@ -51,6 +53,7 @@ class RankWorker:
     """The pools of a rank. Each method carries out one kind of order."""
 
     def __init__(self, setup: RankSetup, descriptors: list[int]) -> None:
+        self.fresh = setup.fresh
         self._setup = setup
         self.contents = BlockContents(setup.rank, setup.shard_bytes)
         self.arenas: dict[int, Arena] = {}
@@ -73,6 +76,14 @@ class RankWorker:
         # A mapping of its own is aligned to pages.
         scratch = np.frombuffer(mmap.mmap(-1, self._batch * setup.shard_bytes), np.uint8)
         self._scratch = scratch.reshape(self._batch, setup.shard_bytes)
+
+    def found(self) -> Iterator[RankFound]:
+        """The blocks that the files have from before."""
+        for pool, file in self.files.items():
+            entries = [(slot, int.from_bytes(key, "little")) for slot, key, _ in file.entries()]
+            for at in range(0, len(entries), PART_BLOCKS):
+                slots, keys = zip(*entries[at : at + PART_BLOCKS], strict=True)
+                yield RankFound(pool, pack_ids(slots), pack_hashes(keys))
 
     def carry_out(self, order: AnyOrder) -> Answer:
         """Carry out an order in memory; the answer when it is done."""
@@ -155,6 +166,8 @@ class _DiskCopy:
             self._left -= 1
             if self._left:
                 return
+        for slot in reversed(self._sources if self._loads else self._targets):
+            self._file.touch(slot)  # what continues a block is older than the block
         self._done(RankReply(
             self._order.number, self._error, pack_ids(sorted(self._failed)), time.monotonic_ns() - self._began_ns
         ))
@@ -199,6 +212,9 @@ def serve(channel: socket.socket) -> None:
         worker = RankWorker(msgspec.msgpack.decode(data, type=RankSetup), descriptors)
         for fd in descriptors:
             os.close(fd)
+        if worker.fresh:
+            for found in worker.found():
+                channel.send(encode([found]))
         channel.send(encode([RankReply(0, "", b"", time.monotonic_ns() - began_ns)]))
         orders = msgspec.msgpack.Decoder(list[AnyOrder])
 

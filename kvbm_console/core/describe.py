@@ -137,7 +137,8 @@ def _describe(event: ev.AnyEvent, state: CacheState | None) -> str:
             wanted = "" if event.for_slot is None else f" for slot {event.for_slot}"
             return f"{_tier(state, event.pool)} {_ids(event.ids)}{wanted}, {event.rule.label}"
         case ev.BlocksReserved() | ev.BlocksReady():
-            return f"{_tier(state, event.pool)} {_ids(event.ids)}, op {event.operation}"
+            writer = {ev.TOLD: "told", ev.RESTORED: "from before the start"}.get(event.operation)
+            return f"{_tier(state, event.pool)} {_ids(event.ids)}, {writer or f'op {event.operation}'}"
         case ev.BlocksDropped():
             return f"{_tier(state, event.pool)} {_ids(event.ids)}, op {event.operation}, {event.why.label}"
         case ev.CandidatePlanned():

@@ -39,13 +39,16 @@ from kvbm_console.core.ids import (
 
 KIND_NUMBER_BASE: Final = 100
 """The number of a kind in the messages of the wire is this plus its msgpack tag."""
-SCHEMA_ID: Final = 8
+SCHEMA_ID: Final = 9
 """Version of events and stimuli that a batch carries, so that a reader can say why it cannot read one."""
-FORMAT_MINOR: Final = 10
+FORMAT_MINOR: Final = 11
 """Minor version of recordings, which older readers may read and pass new things over."""
 PROTOCOL_MINOR: Final = 11
 """Minor version of the wire. A new kind or field raises all three; ``make proto`` refuses it otherwise."""
 NOTHING_RETURNED: Final = (0, 0, 0, 0)
+TOLD: Final = -1
+RESTORED: Final = -2
+"""Numbers in the place of an operation's, see ``BlocksReserved``."""
 
 
 class Event(msgspec.Struct, array_like=True, gc=False, tag=0):
@@ -220,7 +223,11 @@ class BlocksEvicted(Event, tag=12):
 
 
 class BlocksReserved(Event, tag=13):
-    """Places are being written by an operation; they become readable with ``BlocksReady``."""
+    """Places are being written by an operation; they become readable with ``BlocksReady``.
+
+    Operation ``TOLD`` are blocks that an engine reports without a report of their writing. ``RESTORED`` are those that
+    the pool has from before the daemon began, and the time of their writing is unknown.
+    """
 
     pool: int
     operation: int

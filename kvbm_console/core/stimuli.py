@@ -189,6 +189,17 @@ class TransferFailed(Stimulus, tag=12):
     failed: bytes
 
 
+class BlocksRestored(Stimulus, tag=47):
+    """The lowest pool of the leader has these blocks from before the daemon began, the least recently used first.
+
+    ``ids[i]`` holds ``hashes[i]``. It comes before any use of the pool.
+    """
+
+    pool: int
+    ids: bytes
+    hashes: bytes
+
+
 # --- from a KV-event stream (level 1) ---
 
 
@@ -499,12 +510,11 @@ class CallAnnounced(Stimulus, tag=37):
 AnyStimulus = (
     PoolDeclared | RequestArrived | MatchRequested | BlocksAllocated | IterationScheduled | IterationFinished
     | RequestPreempted | RequestCloned | RequestFinished | TransferStarted | TransferFinished | TransferFailed
-    | BlocksReported | SourceGapped | SourceRestarted | BreakpointsReplaced | HoldContinued | SlotStepped | Disarmed
-    | LeaseGranted | LeaseLost | DeadlinePassed | ResetRequested | DrainRequested | NoteReported
-    | LookupObserved | CopiesObserved | CopyBegun | CopyEnded | ConnectorReported | CallReported | MismatchReported
-    | MeasuresReported | PlacesAudited
-    | CallAnnounced | PipelineStepped | RunForRequested | CandidateSkipRequested | FreezeRequested | ThawRequested
-    | BreakpointOverran
+    | BlocksReported | BlocksRestored | SourceGapped | SourceRestarted | BreakpointsReplaced | HoldContinued
+    | SlotStepped | Disarmed | LeaseGranted | LeaseLost | DeadlinePassed | ResetRequested | DrainRequested
+    | NoteReported | LookupObserved | CopiesObserved | CopyBegun | CopyEnded | ConnectorReported | CallReported
+    | MismatchReported | MeasuresReported | PlacesAudited | CallAnnounced | PipelineStepped | RunForRequested
+    | CandidateSkipRequested | FreezeRequested | ThawRequested | BreakpointOverran
 )
 """The closed union of stimuli; decoding a batch is ``msgspec.msgpack.Decoder(list[AnyStimulus])``."""
 
@@ -525,6 +535,7 @@ ENTRY_POINTS: Final[dict[type[Stimulus], str]] = {
     TransferFinished: "transfer_finished",
     TransferFailed: "transfer_failed",
     BlocksReported: "blocks_reported",
+    BlocksRestored: "blocks_restored",
     SourceGapped: "source_gapped",
     SourceRestarted: "source_restarted",
     BreakpointsReplaced: "replace_breakpoints",

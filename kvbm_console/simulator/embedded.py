@@ -12,11 +12,12 @@ import msgspec
 
 from kvbm_console.bytes.orders import RankPool
 from kvbm_console.bytes.ranks import Ranks
+from kvbm_console.core.columns import pack_hashes, pack_ids
 from kvbm_console.core.config import LeaderConfig, require
 from kvbm_console.core.errors import InternalError, UsageError
 from kvbm_console.core.ids import Note, Tier
 from kvbm_console.core.leader import Leader, Outcome
-from kvbm_console.core.stimuli import NoteReported, Stimulus, TransferFailed
+from kvbm_console.core.stimuli import BlocksRestored, NoteReported, Stimulus, TransferFailed
 from kvbm_console.dispatch import Dispatcher, start_leader
 from kvbm_console.simulator.calendar import Calendar, EngineDeadlines
 from kvbm_console.simulator.config import EngineConfig
@@ -152,6 +153,7 @@ def build(
     config: LeaderConfig, engine: EngineConfig, workload: Workload, *,
     publish: Callable[[Stimulus, Outcome], None] | None = None, hosts: int = 1, check: bool = False,
     audit_every: int = 50, links: Sequence[LinkSpec] = DEFAULT_LINKS, with_bytes: Path | None = None,
+    warm: bool = False,
 ) -> Rig:
     """A machine from nothing: ``hosts`` leaders (compared after every stimulus when there are several) and an engine.
 
@@ -164,17 +166,18 @@ def build(
         leaders[0], calendar.clock, publish=publish, more_hosts=leaders[1:], check_hosts=hosts > 1
     )
     start_leader(dispatcher)
-    return embed(dispatcher, calendar, engine, workload, links=links, with_bytes=with_bytes)
+    return embed(dispatcher, calendar, engine, workload, links=links, with_bytes=with_bytes, warm=warm)
 
 
 def embed(
     dispatcher: Dispatcher, calendar: Calendar, engine: EngineConfig, workload: Workload, *,
     links: Sequence[LinkSpec] = DEFAULT_LINKS, with_bytes: Path | None = None,
+    warm: bool = False,
 ) -> Rig:
     """Put an engine, a mover and deadlines around a started leader whose dispatcher uses ``calendar.clock``.
 
     With a directory ``with_bytes`` blocks have bytes, which a worker process of each rank moves; ``Rig.close`` ends
-    them.
+    them. A ``warm`` machine begins with the blocks that the directory has from an earlier run.
     """
     config = dispatcher.leader.config
     ranks = None if with_bytes is None else open_ranks(with_bytes, dispatcher, engine)
@@ -183,6 +186,8 @@ def embed(
     )
     dispatcher.mover = mover
     dispatcher.engine_deadlines = EngineDeadlines(calendar, dispatcher)
+    if ranks is not None and warm:
+        restore(dispatcher, ranks)
     if ranks is None:
         port = StimulusPort(dispatcher.port(SOURCE))
     else:
@@ -225,6 +230,15 @@ def open_ranks(directory: Path, dispatcher: Dispatcher, engine: EngineConfig) ->
     ranks.lost, ranks.ended, ranks.trouble, ranks.begun = lost, ended, ended, begun
     ranks.start()
     return ranks
+
+
+def restore(dispatcher: Dispatcher, ranks: Ranks) -> None:
+    """Tell the leader of the blocks that the disks of all ranks have from before."""
+    for pool in ranks.pools.values():
+        if not pool.in_memory:
+            places, hashes = ranks.found(pool.pool)
+            if places:
+                dispatcher.submit(BlocksRestored, pool.pool, pack_ids(places), pack_hashes(hashes))
 
 
 def parse_workload(text: str, limit: int | None = None) -> Workload:

@@ -49,7 +49,7 @@ class Taken:
 
 def machine(
     taken: Taken, directory: Path | None, *, requests: int = 40, ranks: int = 2, seed: int = 0, blocks: int = 1,
-    sizes: dict[str, int] = BLOCKS, links: Any = DEFAULT_LINKS, check: bool = True, **changes: Any,
+    sizes: dict[str, int] = BLOCKS, links: Any = DEFAULT_LINKS, check: bool = True, warm: bool = False, **changes: Any,
 ) -> Rig:
     """A machine with little memory. ``blocks`` tells how many pages a block has on each rank."""
     workload = parse_workload(f"{CHATS},requests={requests},seed={seed}")
@@ -58,7 +58,8 @@ def machine(
     )
     token_bytes = SHARD_BYTES * blocks * ranks // config.block_tokens
     engine = default_engine_config(workload, g1_blocks=sizes["g1"], token_bytes=token_bytes)
-    return build(config, engine, workload, publish=taken.keep, check=check, links=links, with_bytes=directory)
+    return build(config, engine, workload, publish=taken.keep, check=check, links=links, with_bytes=directory,
+                 warm=warm)
 
 
 class Killer:

@@ -105,6 +105,10 @@ class PoolPolicy:
         """Some blocks that might go may not go any more."""
         self._family = {}
 
+    def relate(self, keys: Iterable[int]) -> None:
+        """The parents of these blocks have become known; it has no effect on those that are not resident."""
+        self._link(list(filter(self.policy.resident.__contains__, keys)))
+
     def _link(self, keys: Iterable[int]) -> None:
         """Remember the parents of these keys, as far as they are known."""
         fresh = list(filterfalse(self._parent.__contains__, keys))

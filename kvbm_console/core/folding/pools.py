@@ -79,7 +79,7 @@ def _blocks_reserved(state: "CacheState", e: ev.BlocksReserved) -> None:
 
 
 def _blocks_ready(state: "CacheState", e: ev.BlocksReady) -> None:
-    state.known_pool(e.pool).make_ready(unpack_ids(e.ids), e.at_ns)
+    state.known_pool(e.pool).make_ready(unpack_ids(e.ids), UNKNOWN_NS if e.operation == ev.RESTORED else e.at_ns)
 
 
 def _blocks_dropped(state: "CacheState", e: ev.BlocksDropped) -> None:

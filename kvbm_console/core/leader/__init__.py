@@ -54,6 +54,7 @@ HANDLERS: Final[dict[type[st.Stimulus], Callable[[Decider, Any], Any]]] = {
     st.TransferFinished: pipeline.transfer_finished,
     st.TransferFailed: pipeline.transfer_failed,
     st.BlocksReported: pools.blocks_reported,
+    st.BlocksRestored: pools.blocks_restored,
     st.SourceGapped: pools.source_gapped,
     st.MeasuresReported: pools.measures_reported,
     st.SourceRestarted: pools.source_restarted,

@@ -343,3 +343,5 @@ def link_chain(decider: Decider, slot: SlotFacts, first: int, end: int) -> None:
     hashes = slot.hashes
     first = max(first, 1)
     decider.memory.parent_of.update(zip(hashes[first:end], hashes[first - 1 : end - 1], strict=True))
+    if decider.memory.parentless:
+        decider.live_memory.show_chain(hashes[:end])

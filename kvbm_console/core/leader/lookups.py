@@ -62,6 +62,8 @@ def open_slot(
     )
     slot = decider.state.slots[number]
     strike(decider, Site.TRANSITION_DID, slot, slot.state, slot.state)
+    if decider.memory.parentless:
+        decider.live_memory.show_chain(hashes)
     if decider.config.eviction.disk_admission > 1:
         decider.memory.name(hashes)
     prefetch.arrived(decider, slot)

@@ -181,6 +181,8 @@ class LeaderMemory(msgspec.Struct):
     parent_of: dict[int, int] = {}
     """Sequence hash to the hash of its prefix without the last block, for every hash that is resident somewhere. Empty
     without a tier below: only there a prefix is kept for the sake of its continuation."""
+    parentless: dict[int, None] = {}
+    """Restored blocks whose prefix no request has shown yet."""
     history: dict[int, int] = {}
     """Sequence hash to the ``MissReason`` for which it was last given up. A hash that has come back may still stand
     here, because ``why_gone`` is called for absent hashes only."""
@@ -302,6 +304,7 @@ class LeaderMemory(msgspec.Struct):
             self.older = [history, *self.older[: HISTORY_PARTS - 2]]
             self.history = {}
         _drop(self.parent_of, hashes)
+        _drop(self.parentless, hashes)
 
     def why_gone(self, key: int) -> MissReason:
         """Why a hash that is resident nowhere is missing."""
@@ -337,6 +340,26 @@ class LiveMemory:
         """A pool was declared; ``places`` that the leader may fill (0 when it does not decide the pool)."""
         self.memory.pools.append(PoolMemory(unused=places, capacity_blocks=places))
         self.policies.append(PoolPolicy(self.memory.eviction, places, self.memory.parent_of))
+
+    def restored(self, index: int, places: list[int], hashes: list[int], at_ns: int) -> None:
+        """A pool that was never used has these blocks, the least recently used first."""
+        pool, end = self.memory.pools[index], max(places) + 1
+        pool.free = sorted(set(range(end)).difference(places))
+        pool.unused = pool.capacity_blocks - end
+        self.policies[index].insert(hashes[::-1], at_ns)
+        self.memory.parentless = dict.fromkeys(hashes)
+
+    def show_chain(self, hashes: Sequence[int]) -> None:
+        """A request has this prefix: restored blocks in it have parents from now on."""
+        memory = self.memory
+        shown = [(at, key) for at, key in enumerate(hashes) if key in memory.parentless]
+        for at, key in shown:
+            del memory.parentless[key]
+            if at:
+                memory.parent_of[key] = hashes[at - 1]
+        keys = [key for _, key in shown]
+        for policy in self.policies if keys else ():
+            policy.relate(keys)
 
     def replace_pool(self, index: int) -> None:
         """An engine's pool took over the index of a pool that is forgotten."""

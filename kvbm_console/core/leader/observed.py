@@ -50,8 +50,6 @@ _BEGINS: Final = (_S.INITIALIZED, _S.ONBOARD_STAGED, _S.ONBOARDING, _S.PREEMPTED
 _DECODES: Final = (_S.DECODING, _S.SKIPPED_DECODE)
 _SKIPPED_OF: Final = {_S.PREFILLING: _S.SKIPPED_PREFILL, _S.DECODING: _S.SKIPPED_DECODE}
 _BACK_OF: Final = {skipped: back for back, skipped in _SKIPPED_OF.items()}
-TOLD: Final = -1
-"""The operation number of blocks that an engine reports without a report of their writing."""
 
 
 def not_watched(decider: Decider, s: st.LookupObserved | st.CopiesObserved | st.PlacesAudited) -> None:
@@ -224,8 +222,8 @@ def _make_reusable(decider: Decider, pool: PoolFacts, slot: SlotFacts, ids: list
     if wrong:
         give_up(decider, pool, slot, [place for place, _ in wrong])
         places, hashes = pack_ids(place for place, _ in wrong), pack_hashes(key for _, key in wrong)
-        decider.emit(ev.BlocksReserved, pool.info.pool, TOLD, places, hashes)
-        decider.emit(ev.BlocksReady, pool.info.pool, TOLD, places)
+        decider.emit(ev.BlocksReserved, pool.info.pool, ev.TOLD, places, hashes)
+        decider.emit(ev.BlocksReady, pool.info.pool, ev.TOLD, places)
     return reused
 
 
@@ -285,7 +283,7 @@ def _give_up_unnamed(decider: Decider, slot: SlotFacts, named: list[int]) -> Non
     places = sorted(place for place in loaded if pool.content[place] == READY)
     if places:
         hashes = [pool.hash_of[place] for place in places]
-        decider.emit(ev.BlocksDropped, pool.info.pool, TOLD, pack_ids(places), ReleaseReason.FINISHED)
+        decider.emit(ev.BlocksDropped, pool.info.pool, ev.TOLD, pack_ids(places), ReleaseReason.FINISHED)
         decider.gave_up(pool, places, hashes)
 
 
@@ -399,14 +397,14 @@ def _know(decider: Decider, pool: PoolFacts, told: dict[int, int], *, whole: boo
     }
     if new:
         places, hashes = pack_ids(new), pack_hashes(new.values())
-        decider.emit(ev.BlocksReserved, pool.info.pool, TOLD, places, hashes)
-        decider.emit(ev.BlocksReady, pool.info.pool, TOLD, places)
+        decider.emit(ev.BlocksReserved, pool.info.pool, ev.TOLD, places, hashes)
+        decider.emit(ev.BlocksReady, pool.info.pool, ev.TOLD, places)
 
 
 def _forget(decider: Decider, pool: PoolFacts, places: list[int]) -> None:
     if places:
         hashes = [pool.hash_of[place] for place in places]
-        decider.emit(ev.BlocksDropped, pool.info.pool, TOLD, pack_ids(places), ReleaseReason.RESET)
+        decider.emit(ev.BlocksDropped, pool.info.pool, ev.TOLD, pack_ids(places), ReleaseReason.RESET)
         decider.gave_up(pool, places, hashes)
 
 

@@ -177,6 +177,26 @@ def _check_chains(s: st.BlocksReported, stored: int) -> None:
                 raise Refused("blocks stored again need a bound of AGE_BOUNDS_NS, a power of two and a count")
 
 
+def blocks_restored(decider: Decider, s: st.BlocksRestored) -> None:
+    """A pool of the leader has blocks from before the daemon began."""
+    pools = decider.state.pools
+    ours = [pool for pool in pools if pool.info.authority is Authority.LEADER]
+    if s.source or not ours or s.pool != ours[-1].info.pool:
+        raise Refused(f"pool {s.pool} is not the lowest that the leader decides, of source 0")
+    pool, mine = ours[-1], decider.live_memory.memory.pools[s.pool]
+    if mine.unused != len(pool):
+        raise Refused(f"pool {s.pool} was used before its blocks were restored")
+    ids, hashes = unpack_ids(s.ids), unpack_hashes(s.hashes)
+    if len(ids) != len(hashes) or len(set(ids)) != len(ids) or len(set(hashes)) != len(hashes):
+        raise Refused(f"{len(ids)} places must be as many different ones as their {len(hashes)} hashes")
+    if ids and not (min(ids) >= 0 and max(ids) < len(pool) and EMPTY_HASH not in hashes):
+        raise Refused(f"places must be from 0 to {len(pool) - 1} and hashes not 0, got {min(ids)} to {max(ids)}")
+    if ids:
+        decider.emit(ev.BlocksReserved, s.pool, ev.RESTORED, s.ids, s.hashes)
+        decider.emit(ev.BlocksReady, s.pool, ev.RESTORED, s.ids)
+        decider.live_memory.restored(s.pool, ids, hashes, decider.at_ns)
+
+
 def measures_reported(decider: Decider, s: st.MeasuresReported) -> None:
     """An engine's own metrics."""
     if len(s.measures) != len(s.values) or len(set(s.measures)) != len(s.measures):

@@ -63,6 +63,8 @@ CLOSE_S: Final = 2.0
 PAUSE_MIN_S: Final = 0.05
 PAUSE_MAX_S: Final = 10.0
 """Pauses before a worker that died without an answer is replaced; each is twice the last."""
+WELL: Final = ("", b"")
+"""The outcome of a rank whose part went well."""
 CROWD: Final = 4_096
 """Unanswered orders of a rank beyond which the engine waits."""
 RANKS_MAX: Final = 64
@@ -91,18 +93,19 @@ class BytesReport(msgspec.Struct):
 class _RankCopy:
     """An operation while its bytes move."""
 
+    __slots__ = ("errors", "failed", "left", "lost", "order", "sources", "targets")
+
     def __init__(self, order: StartTransfer) -> None:
         self.order = order
-        self.open = [0] * order.ranks
-        """Unanswered orders of each rank."""
-        self.failed: list[set[int]] = [set() for _ in range(order.ranks)]
-        self.errors = [""] * order.ranks
+        self.sources = unpack_ids(order.sources)
+        self.targets = unpack_ids(order.targets)
+        self.left = 0
+        """Unanswered orders of all ranks."""
+        self.failed: dict[int, set[int]] = {}
+        """Failed blocks by rank."""
+        self.errors: dict[int, str] = {}
         self.lost: set[int] = set()
         """Ranks whose failure has been told."""
-
-    @property
-    def arrived(self) -> bool:
-        return not any(self.open)
 
 
 class _Pending:
@@ -180,8 +183,9 @@ class Ranks:
         self._numbers = 0
         self._copies: dict[int, _RankCopy] = {}
         self._zeroing: set[int] = set()
-        self._reading: Counter[tuple[int, int]] = Counter()
-        self._writing: set[tuple[int, int]] = set()
+        self._reading: dict[int, Counter[int]] = {pool.pool: Counter() for pool in pools}
+        """Of each pool: how many running copies read a place."""
+        self._writing: dict[int, set[int]] = {pool.pool: set() for pool in pools}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._moved: asyncio.Event | None = None
         self._watched: dict[int, bool] = {}
@@ -300,7 +304,14 @@ class Ranks:
     def copy(self, order: StartTransfer) -> None:
         """Begin a copy on every rank."""
         copy = self._copies[order.operation] = _RankCopy(order)
-        self._claim(order)
+        self._claim(copy)
+        if order.blocks <= PART_BLOCKS:
+            self._order(
+                CopyOrder(0, order.source_pool, order.target_pool, order.sources, order.targets, order.hashes,
+                          order.route.is_load),
+                order.blocks, copy,
+            )
+            return
         for at in range(0, order.blocks, PART_BLOCKS):
             self._order(
                 CopyOrder(
@@ -314,14 +325,17 @@ class Ranks:
 
     def arrived(self, operation: int) -> bool:
         """True if every rank has ended its part of a copy, well or not."""
-        return self._copies[operation].arrived
+        return not self._copies[operation].left
 
     def outcome(self, operation: int) -> list[tuple[str, bytes] | None]:
         """The error and the failed blocks of each rank of an arrived copy, which is forgotten. Empty error: it went
         well. None: its failure was told by ``lost``."""
         copy = self._copies.pop(operation)
+        if not (copy.failed or copy.lost):
+            return [WELL] * copy.order.ranks
         return [
-            None if rank in copy.lost else (copy.errors[rank], pack_ids(sorted(copy.failed[rank])))
+            None if rank in copy.lost
+            else (copy.errors.get(rank, ""), pack_ids(sorted(copy.failed.get(rank, ()))))
             for rank in range(copy.order.ranks)
         ]
 
@@ -334,8 +348,7 @@ class Ranks:
 
     def check(self, pool: int, places: Sequence[int], hashes: Sequence[int]) -> None:
         """A request uses these places as the blocks of these hashes: compare them."""
-        if self._writing:
-            self.report.misused_places += sum((pool, place) in self._writing for place in places)
+        self.report.misused_places += len(self._writing[pool].intersection(places))
         for at in range(0, len(places), PART_BLOCKS):
             ids, keys = places[at : at + PART_BLOCKS], hashes[at : at + PART_BLOCKS]
             self._order(CheckOrder(0, pool, pack_ids(ids), pack_hashes(keys)), len(ids))
@@ -362,34 +375,36 @@ class Ranks:
                 one.heard = now
             one.pending[order.number] = _Pending(type(order), encoded, blocks, copy, at)
             one.outbox.append(encoded)
-            if copy is not None:
-                copy.open[one.rank] += 1
+        if copy is not None:
+            copy.left += len(self._ranks)
 
     # --- places under a copy ---
 
-    def _claim(self, order: StartTransfer) -> None:
-        sources = [(order.source_pool, place) for place in unpack_ids(order.sources)]
-        targets = [(order.target_pool, place) for place in unpack_ids(order.targets)]
-        writing, reading = self._writing, self._reading
-        self.report.misused_places += sum(place in writing for place in sources)
-        self.report.misused_places += sum(place in writing or place in reading for place in targets)
-        reading.update(sources)
-        writing.update(targets)
+    def _claim(self, copy: _RankCopy) -> None:
+        order, sources, targets = copy.order, copy.sources, copy.targets
+        written = self._writing[order.source_pool]
+        if written:
+            self.report.misused_places += len(written.intersection(sources))
+        self._require_unused(order.target_pool, targets)
+        reading = self._reading[order.source_pool]
+        for place in sources:
+            reading[place] += 1
+        self._writing[order.target_pool].update(targets)
 
-    def _release(self, order: StartTransfer) -> None:
-        for place in unpack_ids(order.sources):
-            held = order.source_pool, place
-            self._reading[held] -= 1
-            if not self._reading[held]:
-                del self._reading[held]
-        self._writing.difference_update((order.target_pool, place) for place in unpack_ids(order.targets))
+    def _release(self, copy: _RankCopy) -> None:
+        order = copy.order
+        reading = self._reading[order.source_pool]
+        for place in copy.sources:
+            if reading[place] == 1:
+                del reading[place]
+            else:
+                reading[place] -= 1
+        self._writing[order.target_pool].difference_update(copy.targets)
 
     def _require_unused(self, pool: int, places: Sequence[int]) -> None:
-        writing, reading = self._writing, self._reading
+        writing, reading = self._writing[pool], self._reading[pool]
         if writing or reading:
-            self.report.misused_places += sum(
-                (pool, place) in writing or (pool, place) in reading for place in places
-            )
+            self.report.misused_places += sum([place in writing or place in reading for place in places])
 
     # --- sockets ---
 
@@ -488,7 +503,7 @@ class Ranks:
             self._send(one)
             return
         pending = one.pending.pop(reply.number)
-        failed = unpack_ids(reply.failed)
+        failed = unpack_ids(reply.failed) if reply.failed else []
         report = self.report
         if pending.kind is CopyOrder:
             assert pending.copy is not None
@@ -502,18 +517,20 @@ class Ranks:
             self._zeroing.discard(reply.number)
 
     def _copied(self, one: _Rank, pending: _Pending, copy: _RankCopy, error: str, failed: list[int]) -> None:
-        self.report.moved_bytes += (pending.blocks - len(failed)) * self.shard_bytes
+        report = self.report
+        report.moved_bytes += (pending.blocks - len(failed)) * self.shard_bytes
         if copy.order.route.is_load:
-            self.report.compared_blocks += pending.blocks
-        self.report.failed_blocks += len(failed)
-        copy.failed[one.rank].update(pending.at + block for block in failed)
-        copy.errors[one.rank] = copy.errors[one.rank] or error
-        self._part_ended(one, copy)
+            report.compared_blocks += pending.blocks
+        if failed:
+            report.failed_blocks += len(failed)
+            copy.failed.setdefault(one.rank, set()).update(pending.at + block for block in failed)
+            copy.errors.setdefault(one.rank, error)
+        self._part_ended(copy)
 
-    def _part_ended(self, one: _Rank, copy: _RankCopy) -> None:
-        copy.open[one.rank] -= 1
-        if copy.arrived:
-            self._release(copy.order)
+    def _part_ended(self, copy: _RankCopy) -> None:
+        copy.left -= 1
+        if not copy.left:
+            self._release(copy)
 
     # --- life and death of a worker ---
 
@@ -565,7 +582,7 @@ class Ranks:
             if pending.copy is None:
                 continue
             del one.pending[number]
-            self._part_ended(one, pending.copy)
+            self._part_ended(pending.copy)
             order = pending.copy.order
             if one.rank not in pending.copy.lost:
                 pending.copy.lost.add(one.rank)

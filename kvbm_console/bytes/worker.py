@@ -92,8 +92,8 @@ class RankWorker:
     def begin(self, order: CopyOrder, done: Callable[[RankReply], None]) -> None:
         """Begin a copy from or to a file: ``done`` is called in another thread when its last block has ended."""
         copy = _DiskCopy(self, order, done)
-        for block in range(len(copy.keys)):
-            task = self._disk.submit(copy.move, block)
+        for _ in range(min(DISK_THREADS, len(copy.keys))):
+            task = self._disk.submit(copy.run)
             self._running.add(task)
             task.add_done_callback(self._running.discard)
 
@@ -148,23 +148,28 @@ class _DiskCopy:
         self._file = worker.files.get(order.source_pool) or worker.files[order.target_pool]
         self._loads = order.source_pool in worker.files
         self._arena = worker.arenas[order.target_pool if self._loads else order.source_pool]
+        self._blocks = iter(range(len(self.keys)))
+        """Each block is taken once: the interpreter's lock makes a step of it whole."""
         self._left = len(self.keys)
         self._counting = threading.Lock()
         self._error = ""
         self._failed: list[int] = []
 
-    def move(self, block: int) -> None:
-        """Move one block; the last of them answers."""
-        try:
-            error = self._load(block) if self._loads else self._store(block)
-        except OSError as failure:
-            error = failure.strerror or str(failure)
-        with self._counting:
+    def run(self) -> None:
+        """Move blocks that no other thread has taken, until there are none; the last to end answers."""
+        move, moved = self._load if self._loads else self._store, 0
+        for block in self._blocks:
+            try:
+                error = move(block)
+            except OSError as failure:
+                error = failure.strerror or str(failure)
+            moved += 1
             if error:
                 self._error = self._error or error
                 self._failed.append(block)
-            self._left -= 1
-            if self._left:
+        with self._counting:
+            self._left -= moved
+            if self._left or not moved:
                 return
         for slot in reversed(self._sources if self._loads else self._targets):
             self._file.touch(slot)  # what continues a block is older than the block

@@ -240,7 +240,8 @@ class Daemon:
                 require_new(self.options.record, "--record")
             service.recorder = Recorder(
                 place.directory, config=service.config, incarnation=service.incarnation,
-                keyframe=service.keyframe, facts=service.facts, program=self.options.program,
+                keyframe=service.keyframe, facts=service.facts,
+                clock_anchor_ns=service.started_wall_ns - service.started_at_ns, program=self.options.program,
                 labels={"target": self._target(), **block_label(self.options.block_bytes), **service.labels},
                 **self.options.recording.settings() | place.settings,
             )

@@ -470,7 +470,9 @@ class Desk:
             at_ns = beat.at_ns if beat is not None else 0
             self.times.look(target.clock_anchor_ns, target.recording, beat, at_ns, self.wall())
         playback = self.actions.playback
-        if self.looks_back and playback is not None and playback.playing and playback.at_end:
+        if self.looks_back and playback is not None and playback.playing and playback.at_end and (
+            not self.live.play_on(self.show)
+        ):
             self.to_live()
         arrived = self.recording and self.mirror.places != self._place
         if arrived or mono - self._linted >= LINT_EVERY_NS:

@@ -120,11 +120,11 @@ def _scrub(desk: Desk, ns: int) -> None:
         elif desk.live.past is None:
             desk.tell("this is live; ← goes back", "muted")
         return
-    if desk.looks_back and playback.at_ns + ns >= playback.recording.last_ns:
-        desk.to_live()
+    if desk.looks_back:
+        if not desk.live.move(ns, desk.show):
+            desk.to_live()
     elif not desk.actions.scrub(ns):
-        kept = "this console keeps nothing older" if desk.looks_back else "the recording begins here"
-        desk.tell(kept if ns < 0 else "the recording ends here", "muted")
+        desk.tell("the recording begins here" if ns < 0 else "the recording ends here", "muted")
 
 
 def _newest_hold(desk: Desk) -> None:

@@ -41,6 +41,7 @@ from .model.coverage import SamplingPace, SeenGap
 from .model.history import Names, take_past
 from .model.mirror import Mirror
 from .model.numbers import count, plural
+from .model.older import FAR_RECORDING, NO_RECORDING, Older, older_than
 from .model.places import TapeHits, recorded_hits
 from .model.reel import Reel
 from .model.seeks import SLICE_EVENTS, TapeIndex, stand
@@ -57,6 +58,9 @@ Explain = Callable[[str], Awaitable["Explanation"]]
 """Explains the misses of a request; raises KvbmConsoleError with a sentence."""
 FindHits = Callable[[Sequence[BreakpointSpec]], Awaitable[list[int]]]
 """The events behind which these breakpoints would have hit; raises KvbmConsoleError with a sentence."""
+
+Show = Callable[["TargetSession"], None]
+"""Shows the past of the target."""
 
 CALLS_MAX: Final = 16
 """Verbs without an answer; more keys than that on a dead connection are refused."""
@@ -165,6 +169,9 @@ class TargetSession:
         """What the live target told of its engines; None unless this console looks back at it."""
         self._daemons: RunTape | None = None
         """The daemon's own recording on this machine, once events older than its ring were asked for."""
+        self._older: Older | None = None
+        """The past before the reel, once somebody went there."""
+        self._asking = False
         self._short = False
         """True if the past of this place is shorter than it will be when the tape is indexed."""
 
@@ -251,7 +258,7 @@ class TargetSession:
             self.stood.set()
         else:
             self._fold(item)
-            if isinstance(item, Connected) and self.playback is not None and self.told is None and self._spawn:
+            if isinstance(item, Connected) and self.playback is not None and self.index.walks and self._spawn:
                 self._spawn(self._read_tape(self.playback, item), "index")
         if self.reel is not None:
             self.reel.look(mirror, self.mono)
@@ -430,32 +437,93 @@ class TargetSession:
 
     # --- looking back -----------------------------------------------------------------------------------------------
 
-    def go_back(self, ns: int, show: "Callable[[TargetSession], None]") -> None:
-        """Go so far back from now, in a session on what this console keeps; ``show`` gets it when it stands there."""
-        reel, spawn = self.reel, self._spawn
-        if reel is None or spawn is None or self.mirror.state is None or not reel.begun:
+    def go_back(self, ns: int, show: Show) -> None:
+        """Go so far back from now, in a session on a tape of the past; ``show`` gets it when it stands there."""
+        reel = self.reel
+        if reel is None or self._spawn is None or self.mirror.state is None or not reel.begun:
             self._tell("nothing is kept yet to look back at", "muted")
-            return
-        if self.past is None:
-            self.past = self._on_reel(reel)
-            spawn(self._show_past(self.past, show), "look back")
-        self.past.scrub(-ns, self.mirror.now_ns(self.mono()))
+        else:
+            self._stand_at(reel, self.mirror.now_ns(self.mono()) - ns, show)
 
-    def _on_reel(self, reel: Reel) -> "TargetSession":
+    def move(self, ns: int, show: Show) -> bool:
+        """Move through the past, from tape to tape; False when the present is reached."""
+        reel, past = self.reel, self.past
+        assert reel is not None
+        if past is None or past.playback is None:
+            return False
+        tape, at_ns = past.playback.recording, past.playback.at_ns + ns
+        if at_ns >= max(tape.last_ns, reel.last_ns):
+            return False
+        if tape.first_ns <= at_ns < tape.last_ns:
+            past.scrub(ns)
+        else:
+            self._stand_at(reel, at_ns, show)
+        return True
+
+    def play_on(self, show: Show) -> bool:
+        """Go on playing on the reel behind an older tape; False when the present is reached."""
+        reel, past = self.reel, self.past
+        if reel is None or past is None or past.playback is None or past.playback.recording is reel:
+            return False
+        at_ns = past.playback.at_ns
+        past.playback.pause()
+        self._stand_at(reel, max(at_ns, reel.first_ns), show)
+        if self.past is not None and self.past.playback is not None:
+            self.past.playback.play()
+        return True
+
+    def _stand_at(self, reel: Reel, at_ns: int, show: Show) -> None:
+        """Show the moment: on the reel, or before its beginning on an older tape, for which the target is asked."""
+        assert self._spawn is not None
+        older = self._older
+        if older is not None and not older.reaches(reel):
+            older = self._older = None
+        tape = older.tape if older is not None and older.tape is not None and at_ns < reel.first_ns else reel
+        if self.past is None or self.past.playback is None or self.past.playback.recording is not tape:
+            self.to_live()
+            self.past = self._on_tape(tape)
+            self._spawn(self._show_past(self.past, show), "look back")
+        playback = self.past.playback
+        assert playback is not None
+        playback.seek(tape.seq_at(at_ns))
+        if at_ns >= tape.first_ns:
+            return
+        if older is not None or not isinstance(self.feed, Remembering):
+            self._tell("this console keeps nothing older" if older is None else older.edge, "muted")
+        elif not self._asking:
+            self._asking = True
+            self._tell("asking the target for what is older …", "muted")
+            self._spawn(self._find_older(reel, self.feed, at_ns, show), "older")
+
+    async def _find_older(self, reel: Reel, feed: Remembering, at_ns: int, show: Show) -> None:
+        try:
+            recorded = await self._recorded()
+            beat = self.mirror.heartbeat
+            missing = "" if recorded is not None else (
+                NO_RECORDING if beat is not None and beat.recorder is None else FAR_RECORDING)
+            self._older = await older_than(reel, feed, recorded, missing, _yield)
+        except KvbmConsoleError as error:
+            self._tell(str(error), "fault")
+            return
+        finally:
+            self._asking = False
+        if self.past is not None:
+            self._stand_at(reel, at_ns, show)
+
+    def _on_tape(self, tape: RunTape) -> "TargetSession":
         from kvbm_console.recording.playback import Playback, RecordingFeed
 
-        playback = Playback(reel, follow=True)
-        playback.seek(reel.last_seq)
+        playback = Playback(tape, follow=True)
         past = TargetSession(
             RecordingFeed(playback), None, playback, socket=self.socket, mono=self.mono, explain=self.explain,
-            wall=self.wall, index=TapeIndex(reel),
+            wall=self.wall, index=TapeIndex(tape if isinstance(tape, Reel) else None),
         )
         past.told = self.mirror.sources.told
         past._spawn, past._tell, past.quit, past.copy = self._spawn, self._tell, self.quit, self.copy
         past.export, past.show_target = self.export, self.show_target
         return past
 
-    async def _show_past(self, past: "TargetSession", show: "Callable[[TargetSession], None]") -> None:
+    async def _show_past(self, past: "TargetSession", show: Show) -> None:
         assert self._spawn is not None
         self._spawn(past.run(), "past")
         await past.stood.wait()
@@ -468,13 +536,12 @@ class TargetSession:
             self.past.playback.close()
         self.past = None
 
-    def scrub(self, ns: int, from_ns: int | None = None) -> bool:
-        """Move along the tape by a time, from ``from_ns`` or from here; False at an end of the tape."""
+    def scrub(self, ns: int) -> bool:
+        """Move along the tape by a time; False at an end of the tape."""
         playback = self.playback
         assert playback is not None
         tape, here = playback.recording, playback.position_seq
-        at_ns = (playback.at_ns if from_ns is None else from_ns) + ns
-        wanted = tape.seq_at(at_ns)
+        wanted = tape.seq_at(playback.at_ns + ns)
         if ns > 0:
             wanted = max(wanted, here + 1)  # nothing happened for so long
         playback.seek(wanted)

@@ -27,6 +27,7 @@ from kvbm_console.stream.feed import (
     Disconnected,
     EventsArrived,
     FeedItem,
+    GapSeen,
     Heartbeat,
     PastSeen,
     SnapshotTaken,
@@ -96,6 +97,25 @@ class LiveFeed:
             raise ConnectionLost(f"{self.target} is not connected")
         events, oldest = await client.history(first, limit=max(1, last - first))
         return [event for event in events if event.seq < last], oldest
+
+    async def remembered(self, until: int) -> AsyncIterator[FeedItem]:
+        """The oldest facts that the daemon has, and all events behind them up to event ``until``."""
+        client = self._connection
+        if client is None:
+            raise ConnectionLost(f"{self.target} is not connected")
+        async with client.subscribe(history=True, encoding=self._encoding) as stream:
+            async for item in stream:
+                if isinstance(item, Ended):
+                    raise ConnectionLost(f"{self.target} ended the stream: {item.reason}")
+                if isinstance(item, EventsArrived):
+                    known = [event for event in item.events if event.seq < until]
+                    if known:
+                        yield EventsArrived(known)
+                elif isinstance(item, SnapshotTaken | GapSeen):
+                    yield item
+                if stream.position is not None and stream.position >= until:
+                    return
+        raise ConnectionLost(f"{self.target} ended the stream")
 
     def refresh(self) -> None:
         """Yield a snapshot soon, in its place among the events: none is left out and none comes twice."""

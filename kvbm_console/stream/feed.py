@@ -152,6 +152,13 @@ class Remembering(Protocol):
         oldest event. Raises ``ConnectionLost``."""
         ...
 
+    def remembered(self, until: int) -> AsyncIterator[FeedItem]:
+        """The oldest facts that the target has, and all events behind them up to event ``until``.
+
+        A gap comes before newer facts if the target forgets meanwhile. Raises ``ConnectionLost``.
+        """
+        ...
+
 
 class Controls(Protocol):
     """A live target that a session may act on. ``ask`` raises ``Refused`` or ``ConnectionLost`` with a sentence."""

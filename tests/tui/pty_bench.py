@@ -6,6 +6,7 @@ The soak is a real simulated engine at full speed. A frame is what arrived at th
 says that it knows synchronised output, so each is between its marks. Shares of a core are the console's CPU time over
 the wall's; beside them stands what a plain loop cost in the same run, and how much of its time a loop that only counts
 got, because a crowded machine runs everything slower.
+The look back (``back_bench``) is measured in this process.
 
 Law of this file: nothing is timed inside the console but its own frames; figures are of whole processes.
 """
@@ -33,6 +34,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from kvbm_console.recording.reader import Recording
+from tests.tui.back_bench import look_back_figures
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 RATE: Final = 100_000
@@ -43,8 +45,8 @@ SECONDS: Final = 5.0
 KEYS: Final = 12
 """Presses of each case."""
 HELP: Final = b"EVERYWHERE"
-TAPE_REQUESTS: Final = 11_000
-"""Requests of the recorded run: about a million events, so that the flood outlasts a figure."""
+TAPE_REQUESTS: Final = 12_000
+"""Requests of the recorded run: 1.2 million events: the flood outlasts a figure, and ten minutes at 2,000 a second."""
 REQUESTS: Final = 5_000
 """Requests of the soak."""
 FRAME: Final = b"\x1b[?2026h"
@@ -302,6 +304,7 @@ def main() -> None:
         print(f"a run of {total.last_seq - total.first_seq + 1:,} events; {RATE:,} a second are offered", flush=True)
         draw_figures(path, scratch)
         key_figures(path, scratch)
+        asyncio.run(look_back_figures(path))
         soak(requests, scratch)
 
 

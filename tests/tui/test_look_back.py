@@ -13,6 +13,7 @@ from typing import Final
 
 import pytest
 
+from kvbm_console import service
 from kvbm_console.cli.keep import SeenKeeper
 from kvbm_console.client import LiveFeed
 from kvbm_console.core.events import Event
@@ -283,6 +284,111 @@ async def test_looking_back_at_a_daemon_shows_what_its_console_recorded(
     for task in replay.tasks:
         task.cancel()
     await asyncio.gather(*replay.tasks, return_exceptions=True)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("source", ["recording", "ring"])
+async def test_moments_before_the_console_connected_are_the_replays(
+    tmp_path: Path, source: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(seeks, "STRETCH_EVENTS", 400)
+    monkeypatch.setattr(reel, "EVERY_EVENTS", 300)
+    monkeypatch.setattr(service, "SNAPSHOT_REUSE_EVENTS", 100)
+    path = tmp_path / "run"
+    async with daemon_at("multiturn", record=path) as daemon:
+        await published(daemon, lambda: daemon.service.state.seq > 2_000)
+        live = Console(TargetSession(LiveFeed(daemon.address), mono=Mono()))
+        if source == "ring":
+            async def elsewhere() -> None:
+                return None
+            monkeypatch.setattr(live.session, "_recorded", elsewhere)
+        kept, mirror = live.session.reel, live.session.mirror
+        assert kept is not None
+        await live.until(lambda: kept.begun and mirror.heartbeat is not None)
+        begin = kept.first_seq
+        assert begin > 1_500
+        until = kept.first_ns
+        press(live.desk, "left")
+        while live.desk.actions.playback is None or live.desk.actions.playback.recording is kept:
+            await live.until(lambda: live.desk.actions is live.session.past and not live.session._asking)
+            press(live.desk, "shift+left")
+        await live.until(lambda: live.desk.actions is live.session.past)
+        playback = live.desk.actions.playback
+        tape = playback.recording
+        assert isinstance(tape, Recording) == (source == "recording")
+        assert tape.first_seq == 0
+        assert tape.last_ns >= until
+        await live.until(lambda: live.desk.actions.index.complete or not live.desk.actions.index.walks)
+        rng = random.Random(4)
+        seqs = sorted(rng.randint(tape.first_seq, begin - 1) for _ in range(4))
+        shown = []
+        for seq in seqs:
+            await live.seek(seq)
+            assert live.desk.draw(80, 24)[0].text.startswith(" LIVE −")
+            shown.append(live.screens())
+        for _ in range(3):
+            press(live.desk, "shift+left")
+        assert "the run begins here" in live.desk.draw(80, 24)[-1].text
+        playback.seek(tape.seq_at(until - 1))
+        press(live.desk, "right")
+        if live.desk.looks_back:
+            await live.until(lambda: live.desk.actions is live.session.past)
+        for task in live.tasks:
+            task.cancel()
+        await asyncio.gather(*live.tasks, return_exceptions=True)
+    playback = Playback(Recording.open(path))
+    replay = Console(TargetSession(RecordingFeed(playback), None, playback, mono=Mono()))
+    await replay.until(lambda: replay.session.index.complete)
+    for seq, screens in zip(seqs, shown, strict=True):
+        await replay.seek(seq)
+        for place, rows in replay.screens().items():
+            assert screens[place] == rows, (place, seq)
+    for task in replay.tasks:
+        task.cancel()
+    await asyncio.gather(*replay.tasks, return_exceptions=True)
+
+
+@pytest.mark.asyncio
+async def test_the_end_of_the_past_is_told_with_its_reason() -> None:
+    tape = Recording.open(RECORDINGS / "thrash.mcap")
+
+    class Ring(Live):
+        """A target whose ring begins at event 100."""
+
+        async def items(self) -> AsyncIterator[FeedItem]:
+            yield Connected(tape.name, tape.incarnation, 1, False, tape.block_bytes, config=tape.config)
+            yield SnapshotTaken(tape.state_at(299))
+            yield EventsArrived([event for events in tape.events(300) for event in events])
+            self.ended.set()
+            await asyncio.Event().wait()
+
+        async def between(self, first: int, last: int) -> tuple[list[Event], int]:
+            return [], 100
+
+        async def remembered(self, until: int) -> AsyncIterator[FeedItem]:
+            yield SnapshotTaken(tape.state_at(119))
+            for events in tape.events(120):
+                yield EventsArrived([event for event in events if event.seq < until])
+
+    live = Console(TargetSession(Ring(tape, random.Random(1)), mono=Mono()))
+    feed, desk = live.session.feed, live.desk
+    assert isinstance(feed, Ring)
+    await live.until(feed.ended.is_set)
+    for _ in range(3):
+        press(desk, "shift+left")
+        await live.until(lambda: desk.actions is live.session.past and not live.session._asking)
+    assert desk.actions.playback is not None
+    assert desk.actions.playback.recording.first_seq == 120
+    assert digest(desk.mirror.facts) == digest(tape.state_at(desk.mirror.facts.seq - 1))
+    assert "the ring begins at event 120, the recording is elsewhere" in desk.draw(80, 24)[-1].text
+    desk.actions.playback.seek(299)
+    desk.actions.playback.play()
+    desk.draw(80, 24)
+    await live.until(lambda: desk.actions is live.session.past)
+    assert desk.actions.playback.recording is live.session.reel
+    for task in live.tasks:
+        task.cancel()
+    await asyncio.gather(*live.tasks, return_exceptions=True)
 
 
 class Forgetful(LiveFeed):

@@ -90,10 +90,11 @@ class _Group(msgspec.Struct):
 
 
 class Reel:
-    """One target's past, as a tape that grows."""
+    """One target's past, as a tape that grows. An ``eager`` reel keeps facts and compresses whatever that costs."""
 
-    def __init__(self, bytes_max: int = REEL_BYTES_MAX) -> None:
+    def __init__(self, bytes_max: int = REEL_BYTES_MAX, *, eager: bool = False) -> None:
         self.bytes_max = bytes_max
+        self._eager = eager
         self.connected: Connected | None = None
         self._clear()
 
@@ -171,7 +172,7 @@ class Reel:
             saved = piece.pack()
             group.bytes -= saved
             self.bytes -= saved
-            self._pack_ns = clock() + PACK_SHARE * (time.thread_time_ns() - began)
+            self._pack_ns = clock() + (not self._eager) * PACK_SHARE * (time.thread_time_ns() - began)
 
     def _forget(self) -> None:
         """Keep to the bound: the oldest groups go."""
@@ -197,7 +198,7 @@ class Reel:
         self._loose += [(self._groups[-1], piece) for piece in last if piece.size < PIECE_BYTES]
         began = time.thread_time_ns()
         facts, spine = zstandard.compress(encode_facts(state), 1), spine_of(mirror)
-        self._rest_ns = clock() + COST_SHARE * (time.thread_time_ns() - began)
+        self._rest_ns = clock() + (not self._eager) * COST_SHARE * (time.thread_time_ns() - began)
         size = len(facts) + len(spine)
         self._groups.append(_Group(state.seq, state.at_ns, facts, spine, size, [], size))
         self.bytes += size

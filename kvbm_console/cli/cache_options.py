@@ -75,7 +75,7 @@ policy_options = options(
 
 offload_preset_option: Final = click.option(
     "--offload-preset", type=click.Choice(list(OFFLOAD_PRESETS)),
-    help="Copy down as others do: vllm and lmcache each new block, original below 0.9 as BC-2 has it.",
+    help="Copy down as others do: vllm each block of a prompt, lmcache each block, original below 0.9 as BC-2 has it.",
 )
 
 
@@ -158,6 +158,8 @@ machine_options = options(
     click.option("--kv-offload-threshold", type=float, metavar="T",
                  help="Copy down until the next 1 - T of a pool to be evicted has a copy below; 0 copies every new "
                       f"block.  [default: {OFFLOAD_THRESHOLD}]"),
+    click.option("--kv-offload-prompt-only", is_flag=True, default=None,
+                 help="Copy down only blocks that a prompt has, as vLLM's OffloadingConnector does."),
     offload_preset_option,
     link_options,
     click.option("--compat", is_flag=True, default=None,
@@ -273,8 +275,8 @@ ENGINE_FLAGS: Final[tuple[str, ...]] = (
 """The parameters that ``engine_options`` adds to a command."""
 CACHE_FLAGS: Final[tuple[str, ...]] = (
     "total_kv_blocks", "block_size", "kv_cpu_blocks", "kv_disk_blocks", *SIZES, "kv_geometry",
-    "kv_offload_threshold", "offload_preset", "links", "link", "compat", "kv_transfer_bandwidth",
-    "kv_transfer_base_latency", "transfers", *POLICY_FLAGS, "prefetch", "prefetch_stop", "prefetch_timeout_s",
+    "kv_offload_threshold", "kv_offload_prompt_only", "offload_preset", "links", "link", "compat",
+    "kv_transfer_bandwidth", "kv_transfer_base_latency", "transfers", *POLICY_FLAGS, "prefetch", "prefetch_stop", "prefetch_timeout_s",
     "thrash_window", *ENGINE_FLAGS,
 )
 """The parameters that ``cache_options`` adds to a command."""

@@ -102,6 +102,9 @@ class LeaderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """How a lookup waits for a running prefetch of its request: not at all, until the prefetch ends, or for a time."""
     prefetch_timeout_ns: int = SECOND_NS
     """How long after its arrival, in engine time, with ``timeout``."""
+    offload_prompt_only: bool = False
+    """Copy a device block down only if a prompt has it, as vLLM's OffloadingConnector does: an answer's blocks when the
+    prompt of the next turn takes them up."""
 
     def __post_init__(self) -> None:
         require(1 <= self.block_tokens <= BLOCK_TOKENS_MAX, "block_tokens", f"from 1 to {BLOCK_TOKENS_MAX}",

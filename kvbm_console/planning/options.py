@@ -43,12 +43,12 @@ BATCH_MAX: Final = 2**20
 OFFLOAD_THRESHOLD: Final = 0.9
 """The default; see the table in ``docs/offloading.md``."""
 OFFLOAD_PRESETS: Final[dict[str, dict[str, Any]]] = {
-    "vllm": {"kv_offload_law": "order", "kv_offload_threshold": 0.0},
+    "vllm": {"kv_offload_law": "order", "kv_offload_threshold": 0.0, "kv_offload_prompt_only": True},
     "lmcache": {"kv_offload_law": "order", "kv_offload_threshold": 0.0},
     "original": {"kv_offload_law": "total", "kv_offload_threshold": 0.9},
 }
-"""Rules of other programs for offloads. vLLM's OffloadingConnector and LMCache store each full block. By the original
-wording of BC-2 all saved blocks are safe, at any position in the order of eviction."""
+"""Rules of other programs for offloads. LMCache stores each full block, vLLM's OffloadingConnector each of a prompt. By
+the original wording of BC-2 all saved blocks are safe, at any position in the order of eviction."""
 INSTANCES_MAX: Final = 256
 HOSTS_MAX: Final = 16
 _SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]i?)?B?", re.IGNORECASE)
@@ -126,6 +126,7 @@ class CacheOptions(msgspec.Struct, frozen=True, kw_only=True):
     kv_geometry: Geometry = Geometry()
     kv_offload_threshold: float = OFFLOAD_THRESHOLD
     kv_offload_law: OffloadLaw = "order"
+    kv_offload_prompt_only: bool = False
     kv_transfer_bandwidth: float | None = None
     """Tokens per tick of every link, the unit of the contract vectors (``--compat``); None for links of a machine."""
     kv_transfer_base_latency: float = 0.0
@@ -222,6 +223,7 @@ class CacheOptions(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(
             usual, block_tokens=self.block_size, g2_blocks=self.kv_cpu_blocks, g3_blocks=self.kv_disk_blocks,
             offload_law=self.kv_offload_law, offload_threshold=self.kv_offload_threshold,
+            offload_prompt_only=self.kv_offload_prompt_only,
             asynchronous=self.transfers == "async", ranks=self.ranks,
             eviction=self.policy, prefetch=self.prefetch if self.prefetches else "none",
             prefetch_stop=self.prefetch_stop, prefetch_timeout_ns=round(self.prefetch_timeout_s * SECOND_NS),

@@ -75,6 +75,7 @@ class RecordedLoad(msgspec.Struct, frozen=True):
             "kv_cpu_blocks": leader.g2_blocks, "kv_disk_blocks": leader.g3_blocks,
             "kv_geometry": Geometry.of_token_bytes(engine.token_bytes),
             "kv_offload_threshold": leader.offload_threshold, "kv_offload_law": leader.offload_law,
+            "kv_offload_prompt_only": leader.offload_prompt_only,
             "transfers": "async" if leader.asynchronous else "sync", "policy": leader.eviction,
             "prefetch": leader.prefetch, "prefetch_stop": leader.prefetch_stop,
             "prefetch_timeout_s": leader.prefetch_timeout_ns / 1e9, "thrash_window": leader.thrash_window_ns,
@@ -204,6 +205,8 @@ class _Reading:
         self.prompt_blocks: dict[int, int] = {}
         self.hits: dict[int, list[int]] = {}
         """Source to its admitted prompt blocks, and to the hits in each tier."""
+        self.below: set[int] = set()
+        """Blocks that a stream said to be below the device."""
         self.copied: tuple[int, int] = (0, 0)
         """Blocks and bytes of copies whose size is known."""
         self.peaks: dict[int, int] = {}
@@ -222,6 +225,13 @@ class _Reading:
         """Block of a stream to the block that it continues."""
         self._tip: dict[int, _Life] = {}
         """Last block of a chain to the chain."""
+
+    @property
+    def prompts_only(self) -> bool:
+        """True if blocks of prompts went below the device, and none of the blocks that only answers had."""
+        prompts = set[int]().union(*(life.hashes for life in self.lives))
+        answers = set[int]().union(*(life.filled for life in self.lives)) - prompts
+        return bool(self.below and answers) and self.below.isdisjoint(answers)
 
     def take(self, event: ev.Event) -> None:
         """Fold the next event."""
@@ -316,6 +326,7 @@ class _Reading:
         resident.update(unpack_hashes(event.stored))
         self.peaks[event.pool] = max(self.peaks.get(event.pool, 0), len(resident))
         if pool.tier is not Tier.G1:
+            self.below.update(unpack_hashes(event.stored))
             return
         hashes = iter(unpack_hashes(event.stored))
         for count, parent in zip(unpack_ids(event.chains), unpack_hashes(event.parents), strict=True):
@@ -480,7 +491,8 @@ class _Run:
             )
         leader = LeaderConfig(
             block_tokens=size, g2_blocks=below[Tier.G2], g3_blocks=below[Tier.G3], offload_law="order",
-            offload_threshold=0.0, eviction=PolicyConfig(policy="simple_lru"),
+            offload_threshold=0.0, offload_prompt_only=self.reading.prompts_only,
+            eviction=PolicyConfig(policy="simple_lru"),
         )
         from kvbm_console.planning.copies import copies_of, fit_links, links_with  # NumPy, as above
 

@@ -108,6 +108,7 @@ INNER: Final[dict[str, dict[str, str]]] = {
         "kv_cpu_blocks": "--kv-cpu-blocks, or --kv-cpu-size in blocks", "kv_disk_blocks": "--kv-disk-blocks",
         "kv_offload_threshold": "--kv-offload-threshold",
         "kv_offload_law": "order: what is evicted next is kept safe; total with --offload-preset original",
+        "kv_offload_prompt_only": "--kv-offload-prompt-only",
         "kv_transfer_bandwidth": "--kv-transfer-bandwidth, only with --compat",
         "kv_transfer_base_latency": "--kv-transfer-base-latency, only with --compat",
         "links": "bandwidth and latency of each link; not with --compat",
@@ -258,6 +259,7 @@ def settings_of(options: SimulateOptions) -> dict[str, Any]:
         settings |= {
             "kv_cpu_blocks": options.kv_cpu_blocks, "kv_disk_blocks": options.kv_disk_blocks,
             "kv_offload_threshold": options.kv_offload_threshold, "kv_offload_law": options.kv_offload_law,
+            "kv_offload_prompt_only": options.kv_offload_prompt_only,
             **_links(options), "transfers": options.transfers,
             "thrash_window_s": options.thrash_window_ns / SECOND_NS,
             "prefetch": options.prefetch if options.prefetches else "none",

@@ -278,3 +278,37 @@ def test_documents_that_arrive_at_once_over_a_slow_link_hit_as_with_write_throug
     )
     assert default["prefix_hit_rate"] > through["prefix_hit_rate"] - 0.001
     assert default["moved_bytes"]["G1>G2"] <= through["moved_bytes"]["G1>G2"]
+
+
+class Prompts(Watch):
+    """Counts the blocks that came to G2 before any prompt had them, and those that only answers had had before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.early = self.turned = 0
+        self._prompts: set[int] = set()
+        self._answers: set[int] = set()
+
+    def keep(self, stimulus: Stimulus, outcome: Outcome) -> None:
+        for event in outcome.events:
+            self.facts.apply(event)
+            if isinstance(event, ev.SlotOpened):
+                self._prompts.update(unpack_hashes(event.hashes))
+            elif isinstance(event, ev.BlocksFilled):
+                self._answers.update(set(unpack_hashes(event.hashes)) - self._prompts)
+            elif isinstance(event, ev.BlocksReserved) and self._tier(event.pool) is Tier.G2:
+                hashes = set(unpack_hashes(event.hashes))
+                self.early += len(hashes - self._prompts)
+                self.turned += len(hashes & self._answers)
+
+
+@pytest.mark.parametrize("threshold", [0.0, 0.5, 0.9])
+def test_an_answer_is_copied_down_when_a_prompt_takes_it_up(threshold: float) -> None:
+    turned = 0
+    for seed in (1, 3, 4, 7):
+        for prompt_only in (True, False):
+            watch = Prompts()
+            machine_of(seed, watch, offload_threshold=threshold, offload_prompt_only=prompt_only).run_to_end()
+            assert not (prompt_only and watch.early)
+            turned += watch.turned * prompt_only
+    assert turned > 0

@@ -103,7 +103,7 @@ def machine_of(seed: int) -> Machine:
         prefetch_stop=dice.choice(["best_effort", "wait_complete", "timeout"]),
         offload_batch_blocks=dice.choice([1, 4, 64, 64]),
         eviction=PolicyConfig(policy=dice.choice(POLICIES), disk_admission=dice.choice([1, 1, 2])),
-        thrash_window_ns=dice.choice([10**6, 10**9]),
+        thrash_window_ns=dice.choice([10**6, 10**9]), offload_prompt_only=seed % 5 == 4,
     )
     slower = dice.choice([1.0, 1.0, 0.01, 0.001])
     links = tuple(

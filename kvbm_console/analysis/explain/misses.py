@@ -251,8 +251,9 @@ def _copy_down(
     """(reason, filter, candidate, operation, in words) of why a block never got a copy below."""
     if tried is None:
         text = "no copy of it was planned"
-        if config is not None and config.offload_threshold:
-            text += f" (offload_law {config.offload_law}, offload_threshold {config.offload_threshold:g})"
+        if config is not None and (config.offload_threshold or config.offload_prompt_only):
+            only = ", offload_prompt_only" if config.offload_prompt_only else ""
+            text += f" (offload_law {config.offload_law}, offload_threshold {config.offload_threshold:g}{only})"
         return Missed.NOT_OFFLOADED, None, None, None, text
     which = f"candidate {tried.candidate}"
     if tried.why in FILTERS:

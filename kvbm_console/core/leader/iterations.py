@@ -305,11 +305,23 @@ def fill(
     if lower is not None:
         for slot, first, end in spans:
             link_chain(decider, slot, first, end)
+        if decider.config.offload_prompt_only:
+            ids, hashes = _of_prompts(spans, ids), _of_prompts(spans, hashes)
         below = lower.by_hash
         if not below.keys().isdisjoint(hashes):
             ids = [place for place, key in zip(ids, hashes, strict=True) if key not in below]
         decider.live_memory.filled(pool, ids)
         decider.mark_dirty(pool)
+
+
+def _of_prompts(spans: list[tuple[SlotFacts, int, int]], values: list[int]) -> list[int]:
+    """Of the values of the blocks of these spans, those of blocks of prompts."""
+    kept: list[int] = []
+    at = 0
+    for slot, first, end in spans:
+        kept += values[at : at + max(0, min(end, slot.prompt_blocks) - first)]
+        at += end - first
+    return kept
 
 
 def _check_filled(

@@ -291,7 +291,8 @@ def assign(
     lower = decider.below(pool)
     if lower is not None and reused:
         # A block that is used again deserves a copy again.
-        planned, below, again = decider.memory.pools[pool.info.pool].planned, lower.by_hash, ids[:reused]
+        planned, below = decider.memory.pools[pool.info.pool].planned, lower.by_hash
+        again = ids[: min(reused, slots[0].prompt_blocks) if decider.config.offload_prompt_only else reused]
         decider.unsaved(
             pool,
             [

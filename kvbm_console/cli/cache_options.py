@@ -276,8 +276,8 @@ ENGINE_FLAGS: Final[tuple[str, ...]] = (
 CACHE_FLAGS: Final[tuple[str, ...]] = (
     "total_kv_blocks", "block_size", "kv_cpu_blocks", "kv_disk_blocks", *SIZES, "kv_geometry",
     "kv_offload_threshold", "kv_offload_prompt_only", "offload_preset", "links", "link", "compat",
-    "kv_transfer_bandwidth", "kv_transfer_base_latency", "transfers", *POLICY_FLAGS, "prefetch", "prefetch_stop", "prefetch_timeout_s",
-    "thrash_window", *ENGINE_FLAGS,
+    "kv_transfer_bandwidth", "kv_transfer_base_latency", "transfers", *POLICY_FLAGS, "prefetch", "prefetch_stop",
+    "prefetch_timeout_s", "thrash_window", *ENGINE_FLAGS,
 )
 """The parameters that ``cache_options`` adds to a command."""
 

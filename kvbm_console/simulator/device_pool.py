@@ -57,6 +57,10 @@ class DevicePool:
         self._ring = self._numbers[:]
         self._base = self._head = 0
         self._free = self.capacity_blocks
+        self._asked: Sequence[int] | None = None
+        """The hashes of the last ``match``. A request that finds no room asks again in every iteration."""
+        self._found: dict[int, int] = {}
+        """The answer, hash to place, if it was asked for twice and none of its blocks was forgotten since."""
         self._shared = [0, 0]
         """How many places have so many holders, from two on; the last entry is not 0."""
 
@@ -87,12 +91,27 @@ class DevicePool:
 
         The caller caps the prefix at prompt - 1 tokens, so that one token is left to compute.
         """
-        return prefix_of(self._index, hashes if limit is None else hashes[:limit])
+        if limit is None or limit > len(hashes):
+            limit = len(hashes)
+        found = self._found
+        if hashes is not self._asked:
+            self._asked, self._found = hashes, {}
+            return prefix_of(self._index, hashes[:limit])
+        if len(found) > limit:
+            found = self._found = {}
+        known = len(found)
+        more = hashes[known:limit]
+        places = prefix_of(self._index, more)
+        found.update(zip(more, places, strict=False))
+        if len(found) < known + len(places):  # a hash stands twice in them
+            self._found = {}
+            return prefix_of(self._index, hashes[:limit])
+        return list(found.values())
 
     def fits(self, count: int, prefix: Sequence[int] = ()) -> bool:
         """True if ``allocate(count, prefix)`` would succeed: the prefix must not pay for the new blocks."""
-        if count + len(prefix) <= self._free:
-            return True
+        if count > self._free or count + len(prefix) <= self._free:
+            return count <= self._free
         state = self._state
         return count + sum([state[block] <= 0 for block in prefix]) <= self._free
 
@@ -223,6 +242,8 @@ class DevicePool:
     def _forget(self, block: int) -> None:
         sequence_hash = self.hash_of[block]
         self.hash_of[block] = EMPTY_HASH
+        if sequence_hash in self._found:
+            self._found = {}
         others = self._copies.get(sequence_hash)
         if self._index[sequence_hash] != block:
             assert others is not None

@@ -3,7 +3,7 @@
 from collections import OrderedDict
 
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -79,6 +79,28 @@ def test_the_match_is_capped_by_its_caller() -> None:
     pool.store(allocated(pool, 3), [1, 2, 3])
     assert pool.match([1, 2, 3], 2) == [0, 1]
     assert pool.match([9, 2]) == []
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), max_size=60), st.lists(
+    st.integers(1, 9), min_size=1, max_size=6), st.integers(0, 6))
+def test_who_asks_again_gets_the_answer_of_who_asks_first(
+    taken: list[tuple[int, int]], prompt: list[int], limit: int
+) -> None:
+    """Blocks come and go between the questions; the same hash may stand in a prompt twice."""
+    pool, held = DevicePool(6), list[list[int]]()
+    for first, count in taken:
+        ids = pool.allocate(count) if len(held) < 3 else None
+        if ids:
+            keys = [1 + (first + at) % 9 for at in range(len(ids))]
+            pool.store(ids, keys)
+            held.append(ids)
+        elif held:
+            pool.release(held.pop(first % len(held)))
+        again = pool.match(prompt, limit)
+        assert again == pool.match(prompt, limit)
+        known = pool.hash_of
+        assert [known[place] for place in again] == prompt[: len(again)]
+        assert len(again) == min(limit, len(prompt)) or prompt[len(again)] not in known
 
 
 def test_clear_returns_to_the_initial_state() -> None:

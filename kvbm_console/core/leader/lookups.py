@@ -258,6 +258,8 @@ def check_device_ids(
         raise Refused(f"request {slot.request!r} was given a block twice")
     if not 0 <= min(ids) <= max(ids) < capacity:
         raise Refused(f"block ids must be from 0 to {capacity - 1}, got {min(ids)} to {max(ids)}")
+    if max(ids) < len(pool) and _can_be_given(pool, slot, ids[:prefix], ids[prefix:]):
+        return prefix
     for at, place in enumerate(ids[:prefix]):
         if place >= len(pool) or pool.hash_of[place] != slot.hashes[at] or pool.content[place] != READY:
             raise Refused(f"block {place} does not hold block {at} of {slot.request!r}")
@@ -267,6 +269,15 @@ def check_device_ids(
         if pool.refs[place] or place in pool.quarantined or pool.content[place] == WRITING:
             raise Refused(f"block {place} is still {pool.condition(place).label} and cannot be given away")
     return prefix
+
+
+def _can_be_given(pool: PoolFacts, slot: SlotFacts, reused: list[int], fresh: list[int]) -> bool:
+    """True if nothing is wrong with these places, which is found out faster than what is wrong."""
+    if pool.quarantined or any(gather(pool.refs, fresh)) or gather(pool.hash_of, reused) != slot.hashes[: len(reused)]:
+        return False
+    return WRITING not in gather(pool.content, fresh) and all(gather(pool.content, reused)) and (
+        WRITING not in gather(pool.content, reused)
+    )
 
 
 def assign(

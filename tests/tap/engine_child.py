@@ -3,7 +3,8 @@
 It obeys lines of JSON on stdin and answers each with a line on stdout: ``add`` (name, prompt, output), ``steps`` (how
 many), ``until`` (a request has finished), ``end``. With ``tier`` it has a tier below a host tier with a tap around it:
 ``load`` names requests that load a block from there, ``loaded`` one of them to wait for. Each answer tells what
-finished, how long the slowest step took, and what the tap counts.
+finished, how long the slowest step took, and what the tap counts. ``end`` tells how long the tap's shutdown took. With
+``leaves`` the process ends at once after it, as an engine does.
 """
 
 import json
@@ -107,9 +108,15 @@ def main(settings: dict[str, Any]) -> None:
             step()
         while "drained" in order and recorder.queue:
             time.sleep(0.001)
+        shutdown_s = None
+        if "end" in order:
+            began = time.perf_counter()
+            tap.shutdown()
+            shutdown_s = time.perf_counter() - began
         print(json.dumps({
-            "finished": finished, "slowest_s": slowest, "on": recorder.on, "dropped": recorder.dropped,
-            "errors": recorder.errors, "queue": len(recorder.queue), "held_back": recorder.held_back,
+            "shutdown_s": shutdown_s, "finished": finished, "slowest_s": slowest, "on": recorder.on,
+            "dropped": recorder.dropped, "errors": recorder.errors, "queue": len(recorder.queue),
+            "held_back": recorder.held_back,
             "loads": [] if manager is None else manager.loaded, "live": len(engine.requests),
             "calls": recorder.calls, "from": kvbm_console.__file__,
         }), flush=True)
@@ -117,7 +124,8 @@ def main(settings: dict[str, Any]) -> None:
         if order.get("end"):
             break
     tap.shutdown()
-    tap.sender.join(5.0)
+    if not settings.get("leaves"):
+        tap.sender.join(5.0)
 
 
 if __name__ == "__main__":

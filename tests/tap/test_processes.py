@@ -68,9 +68,11 @@ class Child:
 
 
 @asynccontextmanager
-async def engine(target: str, *, tap: Path | None = None, **settings: Any) -> AsyncIterator[Child]:
+async def engine(
+    target: str, *, tap: Path | None = None, module: str = "tests.tap.engine_child", **settings: Any
+) -> AsyncIterator[Child]:
     """An engine whose tap reports to ``target``; ``tap``: the only distribution beside msgspec in its environment."""
-    program = ["-m", "tests.tap.engine_child"] if tap is None else ["-c", ALONE]
+    program = ["-m", module] if tap is None else ["-c", ALONE]
     process = await asyncio.create_subprocess_exec(
         sys.executable, *program, json.dumps({"target": target, **settings}), *([] if tap is None else [str(tap)]),
         stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, cwd=ROOT,
@@ -175,6 +177,27 @@ async def test_a_breakpoint_at_the_lookup_holds_one_request_and_others_go_on() -
 
 
 @asynccontextmanager
+async def serving(*, block_tokens: int = 4) -> AsyncIterator[tuple[asyncio.subprocess.Process, str]]:
+    """A daemon in a process of its own, which the block may kill or stop, and its address."""
+    with socket_directory() as place:
+        target = f"unix:{place}/d.sock"
+        daemon = await asyncio.create_subprocess_exec(
+            str(Path(sys.executable).parent / "kvbm-console"), "serve", "--listen", target, "--g2-blocks", "0",
+            "--g3-blocks", "0", "--block-tokens", str(block_tokens), stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        assert daemon.stderr is not None
+        try:
+            assert b"serving on" in await daemon.stderr.readline()
+            yield daemon, target
+        finally:
+            if daemon.returncode is None:
+                os.kill(daemon.pid, signal.SIGKILL)
+            await daemon.wait()
+            await daemon.stderr.read()  # its reporter has this file, too, and ends with it
+
+
+@asynccontextmanager
 async def held_load(target: str, child: Child, **spec: Any) -> AsyncIterator[Client]:
     """Two requests load from a lower tier, and a breakpoint holds the load of one."""
     async with Client(target) as client, client.control(lease=False) as control:
@@ -217,31 +240,16 @@ async def test_a_breakpoint_holds_one_requests_load_from_a_lower_tier(how: str) 
 @pytest.mark.parametrize("how", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.slow)])
 async def test_a_held_load_begins_within_a_second_when_the_daemon_dies(how: signal.Signals) -> None:
     """A daemon that stands still is given a second more than the hold's longest time."""
-    with socket_directory() as place:
-        target = f"unix:{place}/d.sock"
-        daemon = await asyncio.create_subprocess_exec(
-            str(Path(sys.executable).parent / "kvbm-console"), "serve", "--listen", target, "--g2-blocks", "0",
-            "--g3-blocks", "0", "--block-tokens", "4", stdout=asyncio.subprocess.DEVNULL,
-            stderr=asyncio.subprocess.PIPE,
-        )
-        assert daemon.stderr is not None
-        try:
-            assert b"serving on" in await daemon.stderr.readline()
-            async with engine(target, tier=True) as child:
-                most_s = 30 if how is signal.SIGKILL else 1
-                async with held_load(target, child, max_hold_ns=most_s * 10**9):
-                    pass
-                os.kill(daemon.pid, how)
-                began = asyncio.get_running_loop().time()
-                told = await child.do(loaded="held")
-                took_s = asyncio.get_running_loop().time() - began
-                assert took_s < (1.0 if how is signal.SIGKILL else most_s + 1.5)
-                assert told["errors"] == 0
-        finally:
-            if daemon.returncode is None:
-                os.kill(daemon.pid, signal.SIGKILL)
-            await daemon.wait()
-            await daemon.stderr.read()
+    async with serving() as (daemon, target), engine(target, tier=True) as child:
+        most_s = 30 if how is signal.SIGKILL else 1
+        async with held_load(target, child, max_hold_ns=most_s * 10**9):
+            pass
+        os.kill(daemon.pid, how)
+        began = asyncio.get_running_loop().time()
+        told = await child.do(loaded="held")
+        took_s = asyncio.get_running_loop().time() - began
+        assert took_s < (1.0 if how is signal.SIGKILL else most_s + 1.5)
+        assert told["errors"] == 0
 
 
 @pytest.mark.fault
@@ -267,32 +275,39 @@ async def test_a_daemon_that_comes_late_is_told_of_what_lives_and_its_death_is_n
 @pytest.mark.asyncio
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 async def test_a_held_request_goes_on_when_the_daemon_dies_or_freezes(how: signal.Signals) -> None:
-    with socket_directory() as place:
-        target = f"unix:{place}/d.sock"
-        daemon = await asyncio.create_subprocess_exec(
-            str(Path(sys.executable).parent / "kvbm-console"), "serve", "--listen", target, "--g2-blocks", "0",
-            "--g3-blocks", "0", "--block-tokens", "4", stdout=asyncio.subprocess.DEVNULL,
-            stderr=asyncio.subprocess.PIPE,
-        )
-        assert daemon.stderr is not None
-        try:
-            assert b"serving on" in await daemon.stderr.readline()
-            async with engine(target) as child:
-                async with Client(target) as client, client.control(lease=False) as control:
-                    await child.do(listened=True)
-                    spec = BreakpointSpec(site=Site.CALL_WILL, request="held", max_hold_ns=10**9)
-                    await control.ask(SetBreakpoint(spec))
-                    await child.do(gated=True)
-                    await child.do(add=[["held", PROMPT, 2]], steps=200)
-                os.kill(daemon.pid, how)
-                told = await child.do(until="held")
-                assert told["errors"] == 0
-        finally:
-            with_end = signal.SIGKILL
-            if daemon.returncode is None:
-                os.kill(daemon.pid, with_end)
-            await daemon.wait()
-            await daemon.stderr.read()  # its reporter has this file, too, and ends with it
+    async with serving() as (daemon, target), engine(target) as child:
+        async with Client(target) as client, client.control(lease=False) as control:
+            await child.do(listened=True)
+            spec = BreakpointSpec(site=Site.CALL_WILL, request="held", max_hold_ns=10**9)
+            await control.ask(SetBreakpoint(spec))
+            await child.do(gated=True)
+            await child.do(add=[["held", PROMPT, 2]], steps=200)
+        os.kill(daemon.pid, how)
+        told = await child.do(until="held")
+        assert told["errors"] == 0
+
+
+@pytest.mark.fault
+@pytest.mark.asyncio
+@pytest.mark.parametrize("how", [
+    pytest.param(None, marks=pytest.mark.slow), pytest.param(signal.SIGKILL, marks=pytest.mark.slow), signal.SIGSTOP,
+])
+async def test_the_end_of_an_engine_waits_for_no_daemon(how: signal.Signals | None) -> None:
+    """``how`` the daemon is before the engine ends. The engine's process ends without waiting for the tap's thread."""
+    async with serving() as (daemon, target), engine(target, leaves=True) as child:
+        await child.do(listened=True)
+        await child.do(add=[["one", PROMPT, 100_000]], steps=20)
+        if how is not None:
+            os.kill(daemon.pid, how)
+        told = await child.do(add=[["two", PROMPT, 100_000]], steps=200)
+        assert told["errors"] == 0
+        ending = await child.do(end=True)
+        told_at = asyncio.get_running_loop().time()
+        await child.process.wait()
+        gone_s = asyncio.get_running_loop().time() - told_at
+        print(f"\nthe call took {ending['shutdown_s'] * 1e3:.3f} ms, the process ended {gone_s * 1e3:.0f} ms after it")
+        assert ending["shutdown_s"] < 0.1
+        assert gone_s < 2
 
 
 @pytest.mark.slow

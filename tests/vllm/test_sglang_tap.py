@@ -6,6 +6,8 @@ replaced there by empty modules.
 
 import importlib.util
 import json
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,6 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from kvbm_console.client import Client
+from kvbm_console.core.config import BreakpointSpec, LeaderConfig
+from kvbm_console.core.ids import Site
+from kvbm_console.stream.verbs import ContinueHold, SetBreakpoint
+from tests.server.daemons import daemon_at, published
+from tests.tap.test_processes import engine, requests, serving
 
 pytestmark = pytest.mark.timeout(600)
 ROOT = Path(__file__).resolve().parents[2]
@@ -127,3 +136,44 @@ def test_blocks_of_the_host_tier_and_their_loads_are_those_of_hicache(
 def test_a_flush_empties_the_host_tier(oracle: Oracle) -> None:
     seen = oracle.run([6, 6, 2], waves=2, engine={"page": 16, "tokens": 480, "tree": "python", **HICACHE})["seen"]
     assert seen["flushed"] == 2
+
+
+CHILD = "tests.vllm.sglang_child"
+PROMPT = list(range(100, 170))
+
+
+@pytest.mark.asyncio
+async def test_a_breakpoint_of_a_daemon_holds_one_request_and_others_go_on(oracle: Oracle) -> None:
+    async with (
+        daemon_at(config=LeaderConfig(block_tokens=16)) as daemon, engine(daemon.address, module=CHILD) as child,
+        Client(daemon.address) as client, client.control() as control,
+    ):
+        await child.do(listened=True)
+        verdict = await control.ask(SetBreakpoint(BreakpointSpec(site=Site.CALL_WILL, request="held*")))
+        assert verdict.verified
+        await child.do(gated=True)
+        told = await child.do(add=[["held-1", PROMPT, 20], ["free", PROMPT, 20]], until="free")
+        assert told["finished"] == ["free"]
+        await published(daemon, lambda: bool(daemon.service.state.holds))
+        (hold,) = daemon.service.state.holds.values()
+        assert daemon.service.state.slots[hold.slot].request == "held-1"
+        told = await child.do(steps=50, held_back=True)
+        assert told["finished"] == ["free"]
+        await control.ask(ContinueHold(hold.hold))
+        told = await child.do(until="held-1")
+        assert told["errors"] == told["dropped"] == 0
+        await published(daemon, lambda: not requests(daemon))
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+async def test_a_held_request_goes_on_when_the_daemon_dies_or_freezes(oracle: Oracle, how: signal.Signals) -> None:
+    async with serving(block_tokens=16) as (daemon, target), engine(target, module=CHILD) as child:
+        async with Client(target) as client, client.control(lease=False) as control:
+            await child.do(listened=True)
+            await control.ask(SetBreakpoint(BreakpointSpec(site=Site.CALL_WILL, request="held", max_hold_ns=10**9)))
+            await child.do(gated=True)
+            await child.do(add=[["held", PROMPT, 2]], held_back=True)
+        os.kill(daemon.pid, how)
+        told = await child.do(until="held")
+        assert told["errors"] == 0

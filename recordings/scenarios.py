@@ -309,8 +309,8 @@ def waited_for_room(events: list[Event]) -> bool:
     return ended.at_ns - staged.at_ns > 50 * MS and not any(opened["chat.1"] in slots_of(event) for event in between)
 
 
-SLOW_DOWN: Final = (msgspec.structs.replace(DEFAULT_LINKS[0], base_latency_ns=60 * MS), *DEFAULT_LINKS[1:])
-"""Copies to host memory that take as long as fifteen iterations."""
+SLOW_DOWN: Final = (msgspec.structs.replace(DEFAULT_LINKS[0], bytes_per_s=100e6), *DEFAULT_LINKS[1:])
+"""Copies to host memory that take as long as five iterations for each block."""
 SLOW_UP: Final = (
     DEFAULT_LINKS[0], msgspec.structs.replace(DEFAULT_LINKS[1], base_latency_ns=60 * MS), *DEFAULT_LINKS[2:],
 )

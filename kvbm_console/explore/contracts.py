@@ -426,6 +426,8 @@ class ContractShadow:
         link = self._links_of.get(copy.route)
         if link is not None:
             self._require(event.at_ns >= self._link_free_ns[link.name], "BC-4", event, "the link copies another one")
+            lasts_ns = link.copy_ns(len(copy.sources) * self.block_bytes)
+            self._link_free_ns[link.name] = event.at_ns + lasts_ns - link.base_latency_ns
 
     def _OperationReported(self, event: ev.OperationReported) -> None:
         copy = self.copies[event.operation]
@@ -437,7 +439,6 @@ class ContractShadow:
         if link is not None and copy.started_ns is not None:
             lasts_ns = link.copy_ns(len(copy.sources) * self.block_bytes)
             self._require(event.at_ns == copy.started_ns + lasts_ns, "BC-4", event, f"it lasts {lasts_ns} ns")
-            self._link_free_ns[link.name] = event.at_ns
 
     def _CandidateEnded(self, event: ev.CandidateEnded) -> None:
         operation = next((key for key, copy in self.copies.items() if copy.candidate == event.candidate), None)

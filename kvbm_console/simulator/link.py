@@ -3,7 +3,9 @@
 Law of this file: every rank reports every started operation exactly once, at the time that the link's numbers give,
 unless a fault was injected. A queued operation can be cancelled and is then never reported.
 
-The time of a copy is ``base + ceil(bytes / bandwidth)``; a link copies one operation at a time, first in, first out.
+The time of a copy is ``base + ceil(bytes / bandwidth)``. The bytes of a link's copies go one after the other, first in,
+first out, and the base latency of a copy passes while the bytes of the next one go. So many small copies use the whole
+bandwidth, as they do when several wait for a disk or a device at once.
 Loads of a leader with ``asynchronous = False`` belong to the step that asked for them. They are reported at once, and
 their time is added up until the engine takes it (``pending_latency_ns`` peeks, ``take_latency_ns`` consumes).
 """
@@ -120,7 +122,7 @@ class _Link:
 
 
 class LinkStatus(msgspec.Struct, frozen=True):
-    """One link now: whether it copies, operations that wait for it, and what it has copied so far."""
+    """One link now: whether bytes go, operations that wait for it, and what it has copied so far."""
 
     name: str
     busy: bool
@@ -218,6 +220,8 @@ class LinkMover:
         link.busy = True
         fault = self._fault(order)
         ends_ns = self._timer.now_ns + link.spec.copy_ns(order.blocks * self.block_bytes)
+        if link.spec.base_latency_ns:
+            self._timer.at(ends_ns - link.spec.base_latency_ns, lambda: self._next(link))
         if self._carrier is None or self._calendar is None:
             self._timer.at(ends_ns, lambda: self._end(link, order, fault))
         else:
@@ -232,6 +236,11 @@ class LinkMover:
         link.operations += 1
         link.copied_bytes += order.blocks * self.block_bytes
         self._report(order, fault)
+        if not link.spec.base_latency_ns:
+            self._next(link)
+
+    def _next(self, link: _Link) -> None:
+        """The bytes of a copy are through."""
         if link.queue:
             self._begin(link, link.queue.popleft())
         else:

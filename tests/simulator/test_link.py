@@ -3,6 +3,8 @@
 import math
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as some
 
 from kvbm_console.core.columns import unpack_ids
 from kvbm_console.core.config import LeaderConfig
@@ -56,7 +58,7 @@ def test_a_copy_takes_base_latency_plus_bytes_over_bandwidth_rounded_up() -> Non
     assert LinkSpec(name="x", routes=(), base_latency_ns=0, bytes_per_s=3e9).copy_ns(1) == 1
 
 
-def test_one_link_copies_one_after_the_other_and_links_do_not_wait_for_each_other() -> None:
+def test_bytes_of_a_link_go_one_after_the_other_and_latencies_pass_together() -> None:
     bench = Bench()
     bench.start(1)
     bench.start(2)
@@ -64,8 +66,8 @@ def test_one_link_copies_one_after_the_other_and_links_do_not_wait_for_each_othe
     assert [(link.busy, link.queued) for link in bench.mover.statistics()] == [(True, 1), (True, 0)]
     bench.run()
     assert bench.seen == [
-        (0, "started", 1, None), (0, "started", 3, None), (510, "finished", 3, 0), (1_100, "finished", 1, 0),
-        (1_100, "started", 2, None), (2_200, "finished", 2, 0),
+        (0, "started", 1, None), (0, "started", 3, None), (510, "finished", 3, 0), (1_000, "started", 2, None),
+        (1_100, "finished", 1, 0), (2_100, "finished", 2, 0),
     ]
     assert [(link.operations, link.copied_bytes) for link in bench.mover.statistics()] == [(2, 2_000), (1, 1_000)]
 
@@ -89,8 +91,25 @@ def test_a_queued_operation_can_be_cancelled_a_running_one_runs_out() -> None:
     bench.mover.cancel(77)
     bench.run()
     assert [(what, operation) for _, what, operation, _ in bench.seen] == [
-        ("started", 1), ("finished", 1), ("started", 3), ("finished", 3),
+        ("started", 1), ("started", 3), ("finished", 1), ("finished", 3),
     ]
+
+
+@given(some.lists(some.tuples(some.integers(0, 5_000), some.integers(1, 20)), min_size=1, max_size=30))
+def test_a_link_copies_no_more_than_its_bandwidth_and_is_never_idle_beside_a_queue(
+    copies: list[tuple[int, int]],
+) -> None:
+    """The last byte arrives when a queue without latencies would have sent it, and each copy takes its own time."""
+    bench, sent_ns = Bench(), 0
+    for operation, (at_ns, blocks) in enumerate(sorted(copies)):
+        bench.calendar.at(at_ns, lambda operation=operation, blocks=blocks: bench.start(operation, blocks=blocks))
+        sent_ns = max(sent_ns, at_ns) + blocks * 1_000
+    bench.run()
+    begun = {operation: at for at, what, operation, _ in bench.seen if what == "started"}
+    ended = {operation: at for at, what, operation, _ in bench.seen if what == "finished"}
+    for operation, (_, blocks) in enumerate(sorted(copies)):
+        assert ended[operation] == begun[operation] + blocks * 1_000 + 100
+    assert max(ended.values()) == sent_ns + 100
 
 
 def test_faults_are_reported_by_their_ranks_or_never() -> None:

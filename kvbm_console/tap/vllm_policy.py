@@ -1,12 +1,12 @@
-"""An eviction policy for vLLM's own host tier: ``lrfu_auto``, loaded by ``cache_policy_module_path``.
+"""Eviction policies for vLLM's own host tier, ``lrfu_auto`` and ``learned``, loaded by ``cache_policy_module_path``.
 
     "kv_connector_extra_config": {"cpu_bytes_to_use": 8e9, "eviction_policy": "LrfuAutoCachePolicy",
                                   "cache_policy_module_path": "kvbm_console.tap.vllm_policy"}
 
 vLLM's manager asks a policy for the chunk of a key, and for the chunks to evict. It tells the policy of the keys that a
-request loads and stores, in several calls. ``lrfu_auto`` needs one call for each request, with its prompt in order. So
-the first of vLLM's calls for a request takes the request's keys with their positions, which the scheduler has set by
-then. A key that the request adds later, for example for its answer, is put beside the key before it.
+request loads and stores, in several calls. Ours need one call for each request, with its prompt in order. So the first
+of vLLM's calls for a request takes the request's keys with their positions, which the scheduler has set by then. A key
+that the request adds later, for example for its answer, is put beside the key before it.
 
 Law of this file: a key has a chunk as long as the policy knows it as resident, and a chosen chunk has no reader.
 """
@@ -17,6 +17,7 @@ from importlib import import_module
 from typing import Any, Final
 
 from kvbm_console.core.eviction import auto
+from kvbm_console.core.eviction.learned import Learned
 from kvbm_console.tap.flatten import GROUP_BYTES
 
 _base: Final[Any] = import_module("vllm.v1.kv_offload.cpu.policies.base")
@@ -59,8 +60,11 @@ class _Request:
             self.numbers.append(number)
 
 
-class LrfuAutoCachePolicy(_base.CachePolicy):  # type: ignore[misc]
-    """The chunks of the host tier, and their order by ``lrfu_auto`` (``kvbm_console.core.eviction.auto``)."""
+class _RankedCachePolicy(_base.CachePolicy):  # type: ignore[misc]
+    """The chunks of the host tier, and their order."""
+
+    make_ranking: Callable[[int], Ranking | Learned]
+    """The order of a tier of so many chunks."""
 
     def __init__(self, cache_capacity: int, clock: Callable[[], int] = time.monotonic_ns) -> None:
         """``clock`` gives nanoseconds that never go backwards: the half-life of a use runs on it."""
@@ -69,7 +73,7 @@ class LrfuAutoCachePolicy(_base.CachePolicy):  # type: ignore[misc]
         self._begin()
 
     def _begin(self) -> None:
-        self.ranking = Ranking(self.cache_capacity)
+        self.ranking = type(self).make_ranking(self.cache_capacity)
         self._chunks: dict[bytes, Any] = {}
         self._keys: dict[int, bytes] = {}
         """Number of a resident key to the key."""
@@ -150,8 +154,20 @@ class LrfuAutoCachePolicy(_base.CachePolicy):  # type: ignore[misc]
         """The request has counted at its first call."""
 
     def gauges(self) -> dict[str, float]:
-        """The rule in force and the evicted keys that are remembered, see ``LrfuAuto.gauges``."""
+        """The choice of the policy and the evicted keys that it remembers, see ``gauges`` of its order."""
         return self.ranking.gauges()
+
+
+class LrfuAutoCachePolicy(_RankedCachePolicy):
+    """The chunks of the host tier, and their order by ``lrfu_auto`` (``kvbm_console.core.eviction.auto``)."""
+
+    make_ranking = Ranking
+
+
+class LearnedCachePolicy(_RankedCachePolicy):
+    """The chunks of the host tier, and their order by ``learned`` (``kvbm_console.core.eviction.learned``)."""
+
+    make_ranking = Learned
 
 
 def _number(key: bytes) -> int:

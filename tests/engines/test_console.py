@@ -1,8 +1,11 @@
 """The console on an engine's event stream: every view draws at every level of knowledge, and doubt is on screen."""
 
+from functools import partial
+
 import pytest
 
 from kvbm_console.core import stimuli as st
+from kvbm_console.core.ids import Authority, Tier
 from kvbm_console.core.state import CacheState
 from kvbm_console.engines.kv_events.stream import EventStream
 from kvbm_console.stream.feed import EventsArrived, SnapshotTaken
@@ -175,6 +178,39 @@ def test_a_target_with_requests_is_not_told_of_levels() -> None:
     for view in (SLOTS, SLOT, TIMELINE, TRANSFERS):
         one.go(view)
         assert "An event stream names no request" not in everything(one)
+
+
+@pytest.mark.parametrize(
+    ("gauges", "words", "more"),
+    [
+        ({"half_life_s": 0, "changes": 0}, "host tier evicts by recency", "0 changes"),
+        ({"half_life_s": 30, "changes": 1}, "host tier evicts by uses, which count half after 30 s", "1 change"),
+        ({"half_life_s": 1e8, "changes": 2}, "host tier evicts by uses", "2 changes"),
+        ({"weight": 0.3, "changes": 2}, "host tier evicts by recency and uses, of which uses weigh 0.3", "2 changes"),
+        ({"weight": 1.0, "changes": 2}, "host tier evicts by uses", "2 changes"),
+        ({"fits": 0, "nodes": 1}, "host tier evicts by recency, until it has learned", "of 65,536"),
+        ({"fits": 3, "nodes": 812}, "host tier evicts as learned in 3 fits", "of 65,536"),
+    ],
+)
+@pytest.mark.parametrize("width", [80, 200])
+def test_the_choice_of_our_policy_in_an_engines_host_tier_is_on_screen(
+    gauges: dict[str, float], words: str, more: str, width: int
+) -> None:
+    house = House(snapshots=False)
+    stats = {"stores": 7.0, **{f"eviction {name}": value for name, value in gauges.items()},
+             "eviction ghosts": 1_204, "eviction ghosts_max": 65_536}
+    submit = partial(house.dispatcher.submit_from, 2, None)
+    submit(st.PoolDeclared, 0, 0, Tier.G1, "GPU", 50, 16, Authority.OBSERVED)
+    submit(st.ConnectorReported, ("OffloadingConnector",), ("get_num_new_matched_tokens",), (3,), (30,), (20,),
+         tuple(stats), tuple(map(float, stats.values())))
+    one = desk(house)
+    one.go(TIERS)
+    text = " ".join(everything(one, width, 60).split())
+    assert words in text
+    assert more in text
+    assert "1,204 of 65,536 evicted remembered" in text
+    assert "stores 7" in text
+    assert "eviction" not in text
 
 
 def test_many_ranks_are_scrolled(house: House) -> None:

@@ -1,7 +1,7 @@
 """Hit rates of vLLM's host tier by eviction policy: ``python -m tests.vllm.policies``.
 
 vLLM's own ``CPUOffloadingManager`` is driven with traces, one request after the other: look up, load the prefix that
-was found, store the rest. Copies take no time. LRU and ARC are vLLM's, ``lrfu_auto`` is ours.
+was found, store the rest. Copies take no time. LRU and ARC are vLLM's, the others are ours.
 
 Law of this file: all policies get the same calls of the same manager, and only the policy's time is simulated.
 """
@@ -17,12 +17,13 @@ from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
 
 from kvbm_console.planning.cache_only import References, references_of
 from kvbm_console.planning.traces import parse_trace
-from kvbm_console.tap.vllm_policy import LrfuAutoCachePolicy
+from kvbm_console.tap.vllm_policy import LearnedCachePolicy, LrfuAutoCachePolicy
 from tests.conftest import shared_directory
 from tests.core.eviction.generated import WORKLOADS, references_named
 
 MODULE: Final = "kvbm_console.tap.vllm_policy"
-POLICIES: Final = {"lru": ("lru", None), "arc": ("arc", None), "lrfu_auto": ("LrfuAutoCachePolicy", MODULE)}
+POLICIES: Final = {"lru": ("lru", None), "arc": ("arc", None), "lrfu_auto": ("LrfuAutoCachePolicy", MODULE),
+                   "learned": ("LearnedCachePolicy", MODULE)}
 """Name to the two settings ``eviction_policy`` and ``cache_policy_module_path``."""
 TRACE: Final = "shared trace"
 TRACE_CAPACITIES: Final = (1_000, 4_000, 16_000)
@@ -46,7 +47,7 @@ def replay(references: References, policy: str, chunks: int) -> Figures:
     """Every request of a trace, in order."""
     manager = manager_of(policy, chunks)
     found = spent = at = 0
-    if isinstance(manager._policy, LrfuAutoCachePolicy):
+    if isinstance(manager._policy, LrfuAutoCachePolicy | LearnedCachePolicy):
         manager._policy.clock = lambda: references.at_ns[at]
     for at, ids in enumerate(references.keys):
         keys = [make_offload_key(number.to_bytes(32, "big"), 0) for number in dict.fromkeys(ids)]
@@ -89,14 +90,16 @@ def loads() -> Iterator[tuple[str, References, int]]:
 
 
 def main() -> None:
-    rows = ["| load | chunks | lru | arc | lrfu_auto | to the better | a request, to lru |",
-            "|---|---|---|---|---|---|---|"]
+    ours = ("lrfu_auto", "learned")
+    rows = ["| load | chunks | lru | arc | lrfu_auto | learned | to the better | | a request, to lru | |",
+            "|---|---|---|---|---|---|---|---|---|---|"]
     for name, references, chunks in loads():
         found = {policy: replay(references, policy, chunks) for policy in POLICIES}
         best = max(found["lru"].hit_rate, found["arc"].hit_rate)
         rates = " | ".join(f"{one.hit_rate:.1f}" for one in found.values())
-        ratio = found["lrfu_auto"].request_ns / found["lru"].request_ns
-        rows.append(f"| {name} | {chunks:,} | {rates} | {found['lrfu_auto'].hit_rate - best:+.1f} | {ratio:.2f} |")
+        gains = " | ".join(f"{found[policy].hit_rate - best:+.1f}" for policy in ours)
+        ratios = " | ".join(f"{found[policy].request_ns / found['lru'].request_ns:.2f}" for policy in ours)
+        rows.append(f"| {name} | {chunks:,} | {rates} | {gains} | {ratios} |")
         print(rows[-1], file=sys.stderr, flush=True)
     print("\n".join(rows))
 

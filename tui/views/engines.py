@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from math import isfinite
 from typing import NamedTuple
 
+from kvbm_console.core.eviction.auto import FOR_EVER_S
 from kvbm_console.core.ids import Authority
 from kvbm_console.core.state import CacheState
 from kvbm_console.core.tiers import PoolFacts
@@ -155,6 +156,8 @@ def _cost(desk: Desk, source: int) -> list[Piece]:
     ]
 
 
+EVICTION = "eviction "
+"""Beginning of the figures of our eviction policies in vLLM's host tier (``tap.vllm_policy``)."""
 SLOW_CALL_NS = 100_000_000
 """A call into a connector that is shown as a caution: it delayed every running request by several steps."""
 
@@ -176,12 +179,36 @@ def _connectors(state: CacheState, source: int) -> Iterator[list[Piece]]:
                 f"longest {spoken(longest_ns)} in {plain(method)}", "caution" if longest_ns >= SLOW_CALL_NS else "muted"
             ),
         ]
-    figures = [row for row in zip(known.stats, known.values, strict=True) if isfinite(row[1])]
+    figures = {name: value for name, value in zip(known.stats, known.values, strict=True) if isfinite(value)}
+    policy = {name.removeprefix(EVICTION): figures.pop(name) for name in list(figures) if name.startswith(EVICTION)}
+    if policy:
+        yield _eviction(policy)
     if figures:
         yield [
             Piece(f"{plain(name)} {count(int(value)) if value == int(value) else f'{value:.3g}'}")
-            for name, value in figures
+            for name, value in figures.items()
         ]
+
+
+def _eviction(policy: dict[str, float]) -> list[Piece]:
+    """The choice of our eviction policy in an engine's host tier, by its gauges."""
+    half_life_s, weight, fits = policy.get("half_life_s"), policy.get("weight"), policy.get("fits")
+    if fits is not None:
+        rule = f"as learned in {plural(int(fits), 'fit')}" if fits else "by recency, until it has learned"
+    elif not half_life_s and not weight:
+        rule = "by recency"
+    elif weight is not None and weight < 1:
+        rule = f"by recency and uses, of which uses weigh {weight:g}"
+    elif half_life_s is not None and half_life_s < FOR_EVER_S:
+        rule = f"by uses, which count half after {half_life_s:g} s"
+    else:
+        rule = "by uses"
+    pieces = [Piece(f"host tier evicts {rule}", "text")]
+    if "changes" in policy:
+        pieces.append(Piece(plural(int(policy["changes"]), "change")))
+    if "ghosts" in policy:
+        pieces.append(Piece(f"{count(int(policy['ghosts']))} of {count(int(policy['ghosts_max']))} evicted remembered"))
+    return pieces
 
 
 def _audits(cost: TapCost) -> list[Piece]:

@@ -2,7 +2,8 @@
 
 Names of requests stand here too: a client knows a request by the id that it was given, and its engine appends to that
 id. vLLM's server answers a client with ``chatcmpl-X`` and calls the request ``chatcmpl-X-1a2b3c4d``, or
-``cmpl-X-0-1a2b3c4d`` for the first prompt of a completion. A pattern without wildcards matches both forms.
+``cmpl-X-0-1a2b3c4d`` for the first prompt of a completion. The samples of a request with ``n`` of 3 are
+``0_chatcmpl-X-1a2b3c4d`` to ``2_chatcmpl-X-1a2b3c4d``. A pattern matches all these forms.
 
 Law of this file: recordings and the wire carry a member's value, so a value is never changed or reused. New members are
 added at the end.
@@ -365,30 +366,45 @@ for _word in Word.__subclasses__():
 
 _APPENDED: Final = re.compile(r"(-\d{1,4})?-[0-9a-f]{8}")
 """Number of the prompt, and eight random digits."""
+_SAMPLE: Final = re.compile(r"\d{1,2}_")
 _HEX: Final = "-" + 8 * "[0-9a-f]"
 _WILD: Final = re.compile(r"[*?\[]")
+
+
+def sampled(request: str) -> str:
+    """The request that this sample belongs to; the request itself if it is no sample.
+
+    >>> sampled("2_chatcmpl-7-1a2b3c4d")
+    'chatcmpl-7-1a2b3c4d'
+    """
+    sample = _SAMPLE.match(request) if "_" in request[:3] else None  # filters ask for each event
+    return request if sample is None else request[sample.end() :]
 
 
 def is_called(request: str, name: str) -> bool:
     """True if a client knows this request by ``name``.
 
-    >>> is_called("chatcmpl-7", "chatcmpl-7"), is_called("cmpl-7-0-1a2b3c4d", "cmpl-7"), is_called("r-1", "r")
+    >>> is_called("chatcmpl-7", "chatcmpl-7"), is_called("2_cmpl-7-0-1a2b3c4d", "cmpl-7"), is_called("r-1", "r")
     (True, True, False)
     """
-    return request == name or (
-        request.startswith(name) and _APPENDED.fullmatch(request, len(name)) is not None
-    )
+    if request.startswith(name):
+        return len(request) == len(name) or _APPENDED.fullmatch(request, len(name)) is not None
+    return (rest := sampled(request)) != request and is_called(rest, name)
 
 
 def request_globs(pattern: str) -> tuple[str, ...]:
-    """The globs that match a request named by ``pattern``: itself, and without wildcards also the client's name of it.
+    """The globs that match a request named by ``pattern``: itself, and its samples. Without wildcards they also match
+    the client's name of it.
 
     >>> request_globs("chat*")
-    ('chat*',)
+    ('chat*', '[0-9]_chat*', '[0-9][0-9]_chat*')
     """
-    if _WILD.search(pattern):
+    if pattern.startswith("*"):
         return (pattern,)
-    return pattern, pattern + _HEX, f"{pattern}-[0-9]{_HEX}", f"{pattern}-[0-9][0-9]{_HEX}"
+    forms = [pattern]
+    if not _WILD.search(pattern):
+        forms += [pattern + _HEX, f"{pattern}-[0-9]{_HEX}", f"{pattern}-[0-9][0-9]{_HEX}"]
+    return (*forms, *(f"[0-9]_{form}" for form in forms), *(f"[0-9][0-9]_{form}" for form in forms))
 
 
 def request_match(pattern: str) -> Callable[[str], object]:

@@ -11,7 +11,7 @@ from kvbm_console.core import events as ev
 from kvbm_console.core.config import LeaderConfig
 from kvbm_console.core.errors import UsageError
 from kvbm_console.core.expression import compile_slot_filter
-from kvbm_console.core.ids import SlotState, is_called, request_globs, request_match
+from kvbm_console.core.ids import SlotState, is_called, request_globs, request_match, sampled
 from tests.analysis.evidence import evidence
 from tests.core.script import Script
 
@@ -36,9 +36,30 @@ def test_what_matches_a_breakpoint_is_what_is_called_so(name: str, more: str) ->
     assert not appended or is_called(request, name)
 
 
-def test_a_glob_stays_as_it_is() -> None:
+@given(NAMES, DIGITS, some.none() | some.integers(0, 99), some.integers(0, 99))
+def test_the_id_of_a_client_names_its_samples(name: str, digits: str, prompt: int | None, sample: int) -> None:
+    engine = f"{sample}_{name}-{digits}" if prompt is None else f"{sample}_{name}-{prompt}-{digits}"
+    for pattern in (name, engine[len(f"{sample}_") :]):
+        assert is_called(engine, pattern)
+        assert request_match(pattern)(engine) is not None
+    assert request_match(f"{name}*")(engine) is not None
+    assert sampled(engine) == engine.partition("_")[2]
+    assert not is_called(f"1{sample}x_{name}-{digits}", name)
+
+
+def test_a_glob_matches_samples_and_appends_nothing() -> None:
     for pattern in ("chatcmpl-*", "r?", "[ab]"):
-        assert request_globs(pattern) == (pattern,)
+        assert request_globs(pattern) == (pattern, f"[0-9]_{pattern}", f"[0-9][0-9]_{pattern}")
+    assert request_globs("*7") == ("*7",)
+
+
+def test_why_of_a_request_with_samples_explains_the_first_and_names_the_others() -> None:
+    names = [f"{sample}_chatcmpl-7-1a2b3c4d" for sample in range(3)]
+    told = evidence(arrived(*names, "chatcmpl-8-1a2b3c4d").events, LeaderConfig())
+    explanation = explain(told, "chatcmpl-7")
+    assert (explanation.request, explanation.samples) == (names[0], (names[1], names[2]))
+    assert explanation.remarks[0] == f"one of 3 samples; the others are {names[1]}, {names[2]}"
+    assert explain(told, names[1]).samples == ()
 
 
 def arrived(*names: str) -> Script:

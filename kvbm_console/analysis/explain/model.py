@@ -178,11 +178,20 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     """The name under which its blocks go to the engine that decodes it; None if its own engine decodes it."""
     halves: tuple[Half, ...] = ()
     """Its slots in these engines, as far as they are in the evidence."""
+    samples: tuple[str, ...] = ()
+    """The other samples of the request that was asked for, if a client wanted several answers to one prompt."""
 
     @property
     def remarks(self) -> list[str]:
-        """Sentences that come before the admissions: wrong bytes, and where a clone's prompt is from."""
-        return [*(f"wrong bytes: {sentence}" for sentence in self.wrong_bytes), *self.origin]
+        """Sentences that come before the admissions: its other samples, wrong bytes, and where a clone's prompt is
+        from."""
+        more = f", and {len(self.samples) - CLONES_NAMED:,} more" if len(self.samples) > CLONES_NAMED else ""
+        names = ", ".join(self.samples[:CLONES_NAMED])
+        others = f"one of {len(self.samples) + 1} samples; the others are {names}{more}"
+        return [
+            *([others] if self.samples else []), *(f"wrong bytes: {sentence}" for sentence in self.wrong_bytes),
+            *self.origin,
+        ]
 
     @property
     def origin(self) -> list[str]:

@@ -17,7 +17,7 @@ from kvbm_console.analysis.walk import Evidence, Progress, walk
 from kvbm_console.core.columns import unpack_hashes
 from kvbm_console.core.errors import NotFound, UsageError
 from kvbm_console.core.events import HitsLost, SlotCloned, SlotOpened
-from kvbm_console.core.ids import Authority, Tier, is_called
+from kvbm_console.core.ids import Authority, Tier, is_called, sampled
 from kvbm_console.core.slots import SlotFacts
 from kvbm_console.core.state import CacheState
 from kvbm_console.stream.feed import EventsArrived, GapSeen, SnapshotTaken
@@ -125,7 +125,8 @@ def explain(evidence: Evidence, request: str, progress: Progress | None = None) 
         if not near and _only_streams(evidence):
             near = "; an engine's event stream names blocks and no requests"
         raise NotFound(f"{evidence.name} has no request {request!r}{near}")
-    if len(found.named) > 1 and request not in found.named:
+    samples = found.named if len(set(map(sampled, found.named))) == 1 and request not in found.named else ()
+    if len(found.named) > 1 and request not in found.named and not samples:
         names = [*list(found.named)[:NAMES_SHOWN], *(["..."] if len(found.named) > NAMES_SHOWN else [])]
         raise UsageError(f"{request} is {len(found.named)} requests: name one of {', '.join(names)}")
     slots, hashes = found.named[request if request in found.named else next(iter(found.named))]
@@ -146,6 +147,7 @@ def explain(evidence: Evidence, request: str, progress: Progress | None = None) 
         admissions=tuple(_admissions(course, judge)), spent=course.spent(), clone=course.clone,
         clones=tuple(course.clones), wrong_bytes=tuple(course.wrong_bytes), engine=slot.source,
         receives=slot.receives, sends=slot.sends, halves=_halves(evidence, slot),
+        samples=tuple(name for name in samples if name != slot.request),
     )
 
 

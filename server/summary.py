@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from kvbm_console.core.ids import CandidateStatus, FinishReason, SkipReason, Tier
+from kvbm_console.core.ids import CandidateStatus, FinishReason, Tier
 from kvbm_console.service import LeaderService
 
 
@@ -67,7 +67,8 @@ def summarise(service: LeaderService) -> Summary:
     return Summary(
         at_ns=service.at_ns, requests_finished=sum(totals.finished),
         finished_by_reason=_labelled(FinishReason, totals.finished), slots_by_state=states,
-        candidates_by_status=candidates, skipped_by_reason=_labelled(SkipReason, totals.skipped),
+        candidates_by_status=candidates,
+        skipped_by_reason={reason: count for reason, count in totals.skips().items() if count},
         prompt_blocks=totals.prompt_blocks,
         hits_by_tier={tier.label: totals.hit_blocks[tier - 1] for tier in Tier},
         evicted_by_tier={tier.label: totals.evicted_blocks[tier - 1] for tier in Tier},

@@ -154,6 +154,7 @@ class SkipReason(Word):
     SOURCE_EVICTED = 4
     SLOT_STOPPING = 5
     OPERATOR = 8
+    LINK_BUSY = 9
 
 
 class MissReason(Word):

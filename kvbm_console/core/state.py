@@ -61,8 +61,8 @@ class Totals(msgspec.Struct, array_like=True):
     """Blocks onboarded within the window after their offload (BC-6); the screens show ``thrash``."""
     candidates_ended: list[int] = msgspec.field(default_factory=lambda: [0] * len(CandidateStatus))
     """Candidates by terminal status."""
-    skipped: list[int] = msgspec.field(default_factory=lambda: [0] * (max(SkipReason) + 1))
-    """Skipped candidates by reason."""
+    skipped: list[int] = msgspec.field(default_factory=lambda: [0] * 9)
+    """Skipped candidates by reason; see ``count_skip``."""
     rejected: int = 0
     completions_refused: int = 0
     violations: int = 0
@@ -85,6 +85,15 @@ class Totals(msgspec.Struct, array_like=True):
     """Of ``moved_blocks``, those whose bytes the connector of a watched engine told."""
     moved_bytes: dict[str, int] = msgspec.field(default_factory=dict)
     """Bytes of ``sized_blocks``, by the label of their route."""
+
+    def count_skip(self, reason: SkipReason) -> None:
+        """One more candidate was skipped. The list grows with a reason, so older facts keep their digests."""
+        self.skipped.extend([0] * (reason + 1 - len(self.skipped)))
+        self.skipped[reason] += 1
+
+    def skips(self) -> dict[str, int]:
+        """Label of each reason to its skipped candidates."""
+        return {reason.label: sum(self.skipped[reason : reason + 1]) for reason in SkipReason}
 
     def bytes_moved(self, label: str, block_bytes: int | None) -> int | None:
         """Bytes that were copied along a route. A block whose bytes were not told has ``block_bytes``; the result is

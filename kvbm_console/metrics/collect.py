@@ -27,7 +27,6 @@ from kvbm_console.core.ids import (
     HoldEnd,
     Measure,
     Route,
-    SkipReason,
     SlotState,
     Tier,
 )
@@ -224,8 +223,8 @@ def _transfers(scrape: Scrape) -> Iterator[Sample]:
     for status in CandidateStatus:
         if status > CandidateStatus.PROMOTED:
             yield "kvbm_candidates_ended_total", totals.candidates_ended[status], {"status": status.label}
-    for reason in SkipReason:
-        yield "kvbm_candidates_skipped_total", totals.skipped[reason], {"reason": reason.label}
+    for reason, count in totals.skips().items():
+        yield "kvbm_candidates_skipped_total", count, {"reason": reason}
 
 
 def _route(route: Route) -> dict[str, str]:

@@ -119,7 +119,7 @@ HELP: Final[dict[str, str]] = {
         "Planned transfers by how they ended. Any failed or many cancelled: copies are lost.",
     "kvbm_candidates_skipped_total":
         "Planned transfers that came to no work, by reason. Many no_capacity: the target tier is full of blocks "
-        "that cannot be evicted.",
+        "that cannot be evicted. Many link_busy: the link to the target is too slow.",
     "kvbm_slots":
         "Live requests by state. Many onboarding or preempted: requests wait for blocks; finishing that stays: "
         "blocks are not given back.",

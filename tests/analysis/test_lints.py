@@ -173,11 +173,11 @@ def stored_for_nothing(blocks: int = 1_000, gone: int = 1_000) -> Evidence:
     return tale.evidence()
 
 
-def planned_for_nothing(times: int = 100) -> Evidence:
+def planned_for_nothing(times: int = 100, reason: SkipReason = SkipReason.ALREADY_CACHED) -> Evidence:
     tale = Tale()
     for _ in range(times):
         candidate = tale.plan(Route.G1_G2)
-        tale.tell(ev.CandidateSkipped, candidate, SkipReason.ALREADY_CACHED)
+        tale.tell(ev.CandidateSkipped, candidate, reason)
     return tale.evidence()
 
 
@@ -305,7 +305,9 @@ BROUGHT_ABOUT: dict[str, Callable[[], Evidence]] = {
     "silent": lambda: recorded("stuck-slot"), "pin_leak": leaking, "held": held,
     "preempt_loop": preempted_three_times, "pending": pending, "slow": slow, "failed_copies": failed,
     "straggler": straggling, "duplicate": duplicated, "staged": staged_in_vain, "never_loaded": stored_for_nothing,
-    "already_cached": planned_for_nothing, "full": full, "thrash": lambda: recorded("thrash"),
+    "already_cached": planned_for_nothing,
+    "link_busy": lambda: planned_for_nothing(20, SkipReason.LINK_BUSY),
+    "full": full, "thrash": lambda: recorded("thrash"),
     "lost": lambda: recorded("gap"), "recorder": noted(Note.RECORDER_DEGRADED), "clock": noted(Note.CLOCK_STEPPED),
     "blocked": noted(Note.LOOP_BLOCKED), "violation": violated, "wrong_bytes": wrong_bytes,
     "damaged_blocks": damaged_below,
@@ -404,7 +406,8 @@ def test_a_lint_speaks_with_evidence(lint: str) -> None:
     ("straggler", lambda: straggling(90 * MS)), ("duplicate", lambda: duplicated(63)),
     ("staged", lambda: staged_in_vain(2)), ("never_loaded", lambda: stored_for_nothing(999)),
     ("never_loaded", lambda: stored_for_nothing(gone=999)),
-    ("already_cached", lambda: planned_for_nothing(99)), ("full", lambda: full(1_900 * MS)),
+    ("already_cached", lambda: planned_for_nothing(99)),
+    ("link_busy", lambda: planned_for_nothing(19, SkipReason.LINK_BUSY)), ("full", lambda: full(1_900 * MS)),
     ("dropped_with_room", lambda: dropped(99)),
     ("late_reports", lambda: late(9)), ("deadlock", lambda: deadlocked(4_900 * MS)),
 ])

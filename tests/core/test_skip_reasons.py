@@ -9,9 +9,12 @@ from kvbm_console.core.config import LeaderConfig
 from kvbm_console.core.eviction.policy import PolicyConfig
 from kvbm_console.core.ids import Site, SkipReason, SlotState, Suspend
 from kvbm_console.core.state import CacheState
+from kvbm_console.planning.options import SimulateOptions
+from kvbm_console.planning.run import engine_config, open_trace
 from kvbm_console.planning.traces import parse_trace
 from kvbm_console.simulator.config import EngineConfig
 from kvbm_console.simulator.embedded import Rig, build
+from kvbm_console.simulator.link_settings import LinkSetting
 
 from .scenes import forget_g1, stored
 from .script import Script
@@ -87,6 +90,17 @@ def skipped_by_hand() -> Script:
     return script
 
 
+def slower_than_the_pool() -> Rig:
+    """A disk that writes a tenth of what the engine computes."""
+    options = SimulateOptions(
+        trace="multiturn:requests=40,sessions=12", total_kv_blocks=200, kv_disk_blocks=3_000, kv_offload_threshold=0.0,
+        link=(LinkSetting("disk-write", 60e6),),
+    )
+    rig = build(options.leader_config(), engine_config(options), open_trace(options), links=options.links())
+    rig.run_to_end()
+    return rig
+
+
 COURSES: dict[SkipReason, Callable[[], Script | Rig]] = {
     SkipReason.ALREADY_CACHED: copied_by_another_meanwhile,
     SkipReason.NO_CAPACITY: everything_held_below,
@@ -94,6 +108,7 @@ COURSES: dict[SkipReason, Callable[[], Script | Rig]] = {
     SkipReason.SOURCE_EVICTED: places_given_to_another,
     SkipReason.SLOT_STOPPING: aborted_before_its_copy,
     SkipReason.OPERATOR: skipped_by_hand,
+    SkipReason.LINK_BUSY: slower_than_the_pool,
 }
 
 
@@ -104,5 +119,9 @@ def test_a_reason_to_skip_is_given_by_some_course_of_events(reason: SkipReason) 
 
 def test_the_counts_of_reasons_keep_their_places() -> None:
     """Snapshots carry them by number, so one that is gone leaves its place empty."""
-    assert len(CacheState().totals.skipped) == 9
+    totals = CacheState().totals
+    assert len(totals.skipped) == 9, "the digests of older recordings have so many"
+    totals.count_skip(SkipReason.LINK_BUSY)
+    assert totals.skipped == [0] * 9 + [1]
+    assert totals.skips() == {reason.label: int(reason is SkipReason.LINK_BUSY) for reason in SkipReason}
     assert {3, 6, 7}.isdisjoint(SkipReason)

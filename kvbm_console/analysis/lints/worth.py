@@ -3,6 +3,7 @@
 Law of this file: a share is judged only from a least number on, and both stand in the text.
 """
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import Final
 
@@ -21,6 +22,8 @@ NEVER_LOADED_BLOCKS: Final = 1_000
 NEVER_LOADED_PERCENT: Final = 1
 ALREADY_CACHED_LEAST: Final = 100
 ALREADY_CACHED_PERCENT: Final = 50
+LINK_BUSY_LEAST: Final = 20
+LINK_BUSY_PERCENT: Final = 10
 
 
 class Duplicate(Lint):
@@ -184,6 +187,50 @@ class AlreadyCached(Lint):
                 _share(self._cached, self._ended, "candidates that ended"), seq=self._evidence[0],
                 evidence=self._evidence, until_ns=at_ns, count=self._cached, weight=self._cached,
             )
+
+
+class LinkBusy(Lint):
+    """Copies down that were skipped, because their link is slower than the pool gives its places away."""
+
+    name = "link_busy"
+    threshold = "10 % of the copies down of a route, and 20 of them, were skipped as link_busy"
+    bad = "the tier below gets a part of the blocks, and the others are computed again when they are asked for"
+    do = (
+        "copy fewer blocks with a higher --kv-offload-threshold or --disk-admission, use a faster disk or link, or ask "
+        "compare whether the tier pays"
+    )
+    whole_run = True
+    view = "tiers"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._copied: Counter[Route] = Counter()
+        self._skipped: Counter[Route] = Counter()
+        self._evidence: dict[Route, list[int]] = {}
+        self.before = {ev.CandidateSkipped: self._skips}
+        self.after = {ev.CandidatePromoted: self._promoted}
+
+    def _skips(self, e: ev.CandidateSkipped, state: CacheState) -> None:
+        candidate = state.candidates.get(e.candidate)
+        if candidate is not None and e.reason is SkipReason.LINK_BUSY:
+            self._skipped[candidate.route] += 1
+            kept = self._evidence.setdefault(candidate.route, [])
+            if len(kept) < EVIDENCE_MAX:
+                kept.append(e.seq)
+
+    def _promoted(self, e: ev.CandidatePromoted, state: CacheState) -> None:
+        self._copied[state.candidates[e.candidate].route] += 1
+
+    def findings(self, state: CacheState | None, at_ns: int) -> Iterator[Finding]:
+        """Per route, over all of the evidence."""
+        for route, skipped in sorted(self._skipped.items()):
+            whole = skipped + self._copied[route]
+            if skipped >= LINK_BUSY_LEAST and 100 * skipped >= LINK_BUSY_PERCENT * whole:
+                yield self.finding(
+                    route_text(route), f"{skipped:,} skipped as link_busy", _share(skipped, whole, "copies"),
+                    seq=self._evidence[route][0], evidence=self._evidence[route], until_ns=at_ns, count=skipped,
+                    weight=skipped,
+                )
 
 
 def _share(part: int, whole: int, of_what: str) -> str:

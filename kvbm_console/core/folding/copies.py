@@ -59,7 +59,7 @@ def _candidate_skipped(state: "CacheState", e: ev.CandidateSkipped) -> None:
     if _candidate(state, e.candidate).status is not CandidateStatus.PENDING_EVALUATION:
         raise FoldError(f"candidate {e.candidate} was promoted and cannot be skipped")
     _close_candidate(state, e.candidate, CandidateStatus.SKIPPED)
-    state.totals.skipped[e.reason] += 1
+    state.totals.count_skip(e.reason)
 
 
 def _candidate_promoted(state: "CacheState", e: ev.CandidatePromoted) -> None:

@@ -236,7 +236,7 @@ def admit(decider: Decider, pool: PoolFacts, slot: SlotFacts, ids: list[int], re
     ``tokens`` behind it are loaded."""
     external = tokens // decider.config.block_tokens
     assign(decider, pool, [slot], [len(ids)], ids, reused, tokens)
-    decider.memory.pools[pool.info.pool].gave(len(ids) - reused, len(pool))
+    decider.memory.pools[pool.info.pool].gave(len(ids) - reused, len(pool), decider.at_ns)
     _score(decider, slot, reused, external)
     if external:
         _load(decider, pool, slot, reused, external, tokens)
@@ -313,7 +313,7 @@ def assign(
         )
     if lower is not None:
         mine = decider.memory.pools[pool.info.pool]
-        mine.gave(len(ids) - reused, len(pool), at_once=at_once)
+        mine.gave(len(ids) - reused, len(pool), decider.at_ns, at_once=at_once)
         if mine.ordered and lost:
             decider.mark_dirty(pool)  # the next victims have changed
         at = 0

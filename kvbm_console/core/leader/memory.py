@@ -33,6 +33,15 @@ LEFT_MAX: Final = 65_536
 most and cover some seconds of a pool that thrashes. Halves are forgotten whole, as parts of the history are."""
 
 
+COPIES_COUNTED: Final = 256
+"""Blocks by which the speed of copies down is known; a quarter of them tells it first, which are one copy or more."""
+TURN_PARTS: Final = 8
+"""Copies down must end within this part of a turn: as long as the pool turns no slower than the link copies, they never
+withhold a larger part of its places."""
+COPY_LEAST: Final = 8
+"""Fewer blocks are not worth the events of a copy, which are ten, whatever its size."""
+
+
 class PoolMemory(msgspec.Struct):
     """The leader's memory of one pool."""
 
@@ -91,6 +100,13 @@ class PoolMemory(msgspec.Struct):
     comes."""
     unsafe: list[int] = []
     """Sequence hashes of ``next`` that had no copy below and are to be copied, coldest first."""
+    turned_ns: int = 0
+    turn_ns: int = -1
+    """When the current turn began, and how long the turn before took; -1 in the first turn."""
+    copied_blocks: int = 0
+    copied_ns: int = 0
+    copied_until_ns: int = 0
+    """Blocks of the last copies down, the time that these took one after the other, and the end of the last."""
 
     @property
     def room(self) -> int:
@@ -130,7 +146,7 @@ class PoolMemory(msgspec.Struct):
         _drop(self.left_before, keys)
         return sum(at_ns > since_ns for _, at_ns in known)
 
-    def take(self, count: int) -> list[int]:
+    def take(self, count: int, at_ns: int) -> list[int]:
         """The lowest ``count`` empty places; there must be so many."""
         free = self.free
         if count < len(free):
@@ -141,10 +157,10 @@ class PoolMemory(msgspec.Struct):
         first = self.capacity_blocks - self.unused
         fresh = range(first, first + count - len(taken))
         self.unused -= len(fresh)
-        self.gave(count, self.capacity_blocks)
+        self.gave(count, self.capacity_blocks, at_ns)
         return [*taken, *fresh]
 
-    def gave(self, count: int, capacity: int, *, at_once: bool = True) -> None:
+    def gave(self, count: int, capacity: int, at_ns: int, *, at_once: bool = True) -> None:
         """So many places were given away, ``at_once`` or over iterations that may be told together."""
         self.given += count
         if self.planned:
@@ -153,11 +169,26 @@ class PoolMemory(msgspec.Struct):
             self.behind = count if at_once else 0
         if self.given - self.turned >= capacity:
             self.most_given_before, self.most_given, self.turned = self.most_given, 0, self.given
+            self.turn_ns, self.turned_ns = at_ns - self.turned_ns, at_ns
         self.most_given = max(self.most_given, self.behind)
 
     def copied(self, count: int) -> None:
         """A copy down of so many blocks has ended."""
         self.behind = max(0, self.behind - count)
+
+    def took(self, count: int, started_ns: int, at_ns: int) -> None:
+        """A copy down of so many blocks has succeeded. Later copies count more."""
+        if self.copied_blocks >= COPIES_COUNTED:
+            self.copied_blocks, self.copied_ns = self.copied_blocks // 2, self.copied_ns // 2
+        self.copied_blocks += count
+        self.copied_ns += at_ns - max(started_ns, self.copied_until_ns)
+        self.copied_until_ns = at_ns
+
+    def in_time(self) -> int | None:
+        """How many blocks can be copied down in a part of a turn (``TURN_PARTS``); None while that is not known."""
+        if self.turn_ns < 0 or self.copied_blocks < COPIES_COUNTED // 4 or not self.copied_ns:
+            return None
+        return self.turn_ns * self.copied_blocks // (TURN_PARTS * self.copied_ns)
 
     def give_back(self, places: Iterable[int]) -> None:
         """These places are empty."""

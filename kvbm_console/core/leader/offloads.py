@@ -19,6 +19,10 @@ When even all free places do not fill the reserve, blocks of running requests ar
 request at once. A request that ends is copied whole, while its slot still holds the blocks. At most four candidates of
 a pool are open at a time.
 
+A copy withholds its places until it ends, so a link that is slower than the pool gives places away may not have many of
+them. ``PoolMemory.in_time`` says how many blocks are copied in an eighth of the pool's last turn. ``pipeline`` promotes
+no more and skips the others as ``link_busy``. Blocks of live requests are left alone on such a link (``_too_slow``).
+
 Example: a device pool of 10 places with threshold 0.8 has a reserve of 2. A place is empty, and the engine reuses the
 places a, b, c next. Only b has a copy below. One place of the order besides the empty place must be safe, and a is not,
 so a is copied, and c with it. If evictions then run 3 places ahead of copies, the reserve grows to 3.
@@ -39,15 +43,14 @@ from kvbm_console.core import events as ev
 from kvbm_console.core.columns import gather
 from kvbm_console.core.ids import Authority, Condition, Route, SlotState
 from kvbm_console.core.leader.decider import Decider
-from kvbm_console.core.leader.memory import PoolMemory
+from kvbm_console.core.leader.memory import COPY_LEAST, PoolMemory
 from kvbm_console.core.leader.pipeline import enqueue
 from kvbm_console.core.leader.victims import evictable
 from kvbm_console.core.slots import SlotFacts
 from kvbm_console.core.tiers import READY, PoolFacts
 
-HELD_LEAST: Final = 8
-"""Blocks of a running request are copied so many at a time; the others when it ends. A copy costs ten events, whatever
-its size."""
+HELD_LEAST: Final = COPY_LEAST
+"""Blocks of a running request are copied so many at a time; the others when it ends."""
 
 
 def plan_offloads(decider: Decider, pool: PoolFacts) -> None:
@@ -57,8 +60,7 @@ def plan_offloads(decider: Decider, pool: PoolFacts) -> None:
     if lower is None or mine.blocked or not (mine.exposed or mine.covered):
         return
     batch = decider.config.offload_batch_blocks
-    # Four candidates at once keep a link busy; more would only hold source places for longer.
-    room = 4 * batch - len(mine.planned)
+    room = most_planned(decider, pool) - len(mine.planned)
     if room <= 0:
         return
     chosen: dict[int | None, list[int]] = {}
@@ -73,6 +75,15 @@ def plan_offloads(decider: Decider, pool: PoolFacts) -> None:
     for owner, places in chosen.items():
         for at in range(0, len(places), batch):
             _plan(decider, pool, lower, owner, places[at : at + batch])
+
+
+def most_planned(decider: Decider, pool: PoolFacts) -> int:
+    """The most places whose copy may be open. Four copies keep a link busy; more only hold source places for longer.
+
+    It is one copy until the speed of the link is known.
+    """
+    batch = decider.config.offload_batch_blocks
+    return batch if decider.memory.pools[pool.info.pool].in_time() is None else 4 * batch
 
 
 # --- by the order of eviction ---
@@ -112,7 +123,7 @@ def _next_of_engine(decider: Decider, pool: PoolFacts, room: int) -> dict[int | 
             chosen[None] = list(islice(filter(exposed.__contains__, behind), room))
             room -= len(chosen[None])
         decider.safe_places[pool.info.pool] = at + pool.counts[Condition.EMPTY]
-    if len(loose) < ahead and len(mine.covered) >= HELD_LEAST and room >= HELD_LEAST:
+    if len(loose) < ahead and len(mine.covered) >= HELD_LEAST and room >= HELD_LEAST and not _too_slow(mine):
         _add_held(decider, pool, mine, room, chosen)
     return chosen
 
@@ -133,6 +144,13 @@ def _add_held(
             room -= len(chosen[number])
             if not room:
                 return
+
+
+def _too_slow(mine: PoolMemory) -> bool:
+    """True if the link is too slow for blocks of live requests: the end of a request waits for its copies, with all of
+    its blocks."""
+    most = mine.in_time()
+    return most is not None and most < COPY_LEAST
 
 
 def owners_of(mine: PoolMemory, held: Mapping[int | None, int]) -> Iterator[int]:
@@ -261,7 +279,7 @@ def calm_blocks(decider: Decider, source: int) -> int | None:
 
 def _room_is_taken(decider: Decider, pool: PoolFacts, mine: PoolMemory) -> bool:
     """True if no copy down is planned before one ends. A planned place that is not copied can be given away before."""
-    most = 4 * decider.config.offload_batch_blocks
+    most = most_planned(decider, pool)
     return most <= len(mine.planned) and most <= sum(1 for place in mine.planned if pool.refs[place])
 
 
@@ -303,13 +321,13 @@ def _coldest(decider: Decider, pool: PoolFacts, count: int) -> dict[int | None, 
     ours = pool.info.authority is Authority.LEADER
     chosen: dict[int | None, list[int]] = {}
     held: dict[int, set[int]] = {}
-    taken = 0
+    taken, slow = 0, _too_slow(mine)
     for place in chain(mine.exposed, mine.covered):
         if place in planned or content[place] != READY:
             continue
         owner = None if ours or not refs[place] else _holder(decider, pool, place, held)
-        if owner is not None and decider.state.slots[owner].state is SlotState.ONBOARDING:
-            continue  # if another part of its load fails, the blocks behind it are dropped
+        if owner is not None and (slow or decider.state.slots[owner].state is SlotState.ONBOARDING):
+            continue  # of a load: if another part of it fails, the blocks behind it are dropped
         chosen.setdefault(owner, []).append(place)
         taken += 1
         if taken == count:
@@ -381,8 +399,8 @@ def plan_last_offload(decider: Decider, slot: SlotFacts) -> None:
     lower = decider.below(pool)
     mine = decider.memory.pools[pool.info.pool]
     batch = decider.config.offload_batch_blocks
-    room = 4 * batch - len(mine.planned)
-    if lower is None or mine.blocked or not mine.covered or room <= 0:
+    room = most_planned(decider, pool) - len(mine.planned)
+    if lower is None or mine.blocked or not mine.covered or room <= 0 or _too_slow(mine):
         return
     if mine.ordered:
         if pool.counts[Condition.EMPTY] + len(mine.loose) >= reserve(decider, pool):

@@ -17,6 +17,7 @@ from kvbm_console.core.ids import Authority, CandidateStatus, ReleaseReason, Sit
 from kvbm_console.core.instructions import PinDeviceBlocks, ReleaseDeviceBlocks, StartTransfer, WakeRequest
 from kvbm_console.core.leader.decider import Decider
 from kvbm_console.core.leader.holds import held_at, strike
+from kvbm_console.core.leader.memory import COPY_LEAST
 from kvbm_console.core.leader.victims import chains, copies_further, to_evict
 from kvbm_console.core.slots import CandidateFacts, OperationFacts, SlotFacts
 from kvbm_console.core.tiers import READY, PoolFacts
@@ -89,6 +90,14 @@ def _make_room_and_promote(decider: Decider, candidate: CandidateFacts, sources:
     """Take free places of the target, evict for the others; blocks that do not fit are left for another time."""
     source, target = pools_of(decider, candidate)
     mine = decider.memory.pools[target.info.pool]
+    if not candidate.route.is_load:
+        most = _in_time(decider, source, target)
+        if most is not None and most < len(hashes):
+            decider.memory.pools[source.info.pool].blocked = True
+            sources, hashes = sources[:most], hashes[:most]
+            if not hashes:
+                skip(decider, candidate, SkipReason.LINK_BUSY)
+                return
     missing = len(hashes) - mine.room
     if missing > 0:
         victims, rule = to_evict(decider, target, missing, hashes)
@@ -105,8 +114,22 @@ def _make_room_and_promote(decider: Decider, candidate: CandidateFacts, sources:
             decider.memory.pools[source.info.pool].blocked = True
         skip(decider, candidate, SkipReason.NO_CAPACITY)
         return
-    targets = mine.take(len(hashes))
+    targets = mine.take(len(hashes), decider.at_ns)
     _promote(decider, candidate, sources, targets, hashes)
+
+
+def _in_time(decider: Decider, source: PoolFacts, target: PoolFacts) -> int | None:
+    """How many further blocks the link can copy down in time; None if that is not known. An idle link has a copy.
+
+    A copy withholds its places from the engine while it runs, so those in flight must be a small part of the pool.
+    """
+    most = decider.memory.pools[source.info.pool].in_time()
+    if most is None:
+        return None
+    return max(0, max(most, COPY_LEAST) - sum(
+        len(operation.sources) for operation in decider.state.operations.values()
+        if (operation.source_pool, operation.target_pool) == (source.info.pool, target.info.pool)
+    ))
 
 
 def _promote(
@@ -428,6 +451,10 @@ def end_candidate(decider: Decider, operation: OperationFacts, status: Candidate
     target = decider.state.pools[operation.target_pool]
     decider.emit(ev.CandidateEnded, candidate.candidate, status)
     if not candidate.route.is_load:
+        if status is CandidateStatus.COMPLETED and candidate.started_ns is not None:
+            decider.memory.pools[source.info.pool].took(
+                len(operation.sources), candidate.started_ns, decider.at_ns
+            )
         _ended_down(decider, source, target, operation)
     decider.live_memory.let_go(source, operation.sources)
     decider.live_memory.let_go(target, operation.targets)

@@ -80,6 +80,7 @@ class SkipReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     SKIP_REASON_SOURCE_EVICTED: _ClassVar[SkipReason]
     SKIP_REASON_SLOT_STOPPING: _ClassVar[SkipReason]
     SKIP_REASON_OPERATOR: _ClassVar[SkipReason]
+    SKIP_REASON_LINK_BUSY: _ClassVar[SkipReason]
 
 class MissReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -272,6 +273,7 @@ SKIP_REASON_BELOW_FREQUENCY: SkipReason
 SKIP_REASON_SOURCE_EVICTED: SkipReason
 SKIP_REASON_SLOT_STOPPING: SkipReason
 SKIP_REASON_OPERATOR: SkipReason
+SKIP_REASON_LINK_BUSY: SkipReason
 MISS_REASON_NONE: MissReason
 MISS_REASON_NEVER_STORED: MissReason
 MISS_REASON_EVICTED: MissReason

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from kvbm_console.addresses import socket_address
-from kvbm_console.cli.machine import machine_line
 from kvbm_console.cli.output import on_terminal, print_result, require_terminal, warn
 from kvbm_console.cli.params import LOOK, access_options, look_options, resolve_target
 from kvbm_console.cli.summary import live_line, recorder_text, summary_text
@@ -28,6 +27,7 @@ from kvbm_console.extras import missing
 
 if TYPE_CHECKING:
     from kvbm_console.analysis.explain import Explanation
+    from kvbm_console.cli.keep import SeenKeeper
     from server.daemon import Daemon
     from server.options import DaemonOptions
     from server.summary import Summary
@@ -95,6 +95,7 @@ def attach(
 
         for number in range(1, len(addresses) + 1):
             require_place(place_of(record, number, len(addresses)))
+    load_console()
     raise SystemExit(run(console(addresses, read_only=read_only, record=record, **look)))
 
 
@@ -135,6 +136,7 @@ def show(
 
 async def _with_lines(options: "DaemonOptions", seconds: float, form: str, name: str) -> "Summary":
     """Run for this long and print a line each second (on stderr when stdout is for JSON)."""
+    from kvbm_console.cli.machine import machine_line
     from server.daemon import run_daemon
 
     options.exit_when_done = True
@@ -188,10 +190,15 @@ def addresses_of(named: Sequence[str]) -> list[str]:
 
 
 def load_console() -> None:
-    """Import what a console needs."""
-    import kvbm_console.client  # noqa: F401
-    import tui.app
-    import tui.source  # noqa: F401
+    """Import what a console needs, without collections: they would find nothing, and take a sixth of the time."""
+    gc.disable()
+    try:
+        import kvbm_console.client  # noqa: F401
+        import tui.app
+        import tui.source  # noqa: F401
+    finally:
+        gc.freeze()  # loaded modules stay, so no collection needs to walk them later either
+        gc.enable()
 
 
 async def console(
@@ -199,7 +206,6 @@ async def console(
     theme: str | None = None, ascii: bool = False, no_color: bool = False, utc: bool = False, tour: bool = False,
 ) -> int:
     """The console on these targets, on the running event loop; ``tour`` explains the demo's incident."""
-    from kvbm_console.cli.keep import SeenKeeper, place_of
     from tui.app import ConsoleApp, choose_ascii, choose_theme
 
     keepers: list[SeenKeeper] = []
@@ -207,7 +213,9 @@ async def console(
     for number, address in enumerate(addresses):
         keeper = None
         if record is not None:
-            keeper = SeenKeeper(place_of(record, number + 1, len(addresses)))
+            from kvbm_console.cli import keep  # loads the writer of recordings, and with it the leader
+
+            keeper = keep.SeenKeeper(keep.place_of(record, number + 1, len(addresses)))
             keepers.append(keeper)
         sessions.append(live_session(address, keeper=keeper))
     app = ConsoleApp(
@@ -216,7 +224,6 @@ async def console(
     )
     if seconds is not None:
         asyncio.get_running_loop().call_later(seconds, app.exit, 0)
-    gc.freeze()  # loaded modules stay, so no collection needs to walk them again
     try:
         result = await app.run_async()
     finally:

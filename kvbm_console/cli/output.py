@@ -7,7 +7,6 @@ Law of this file: formatting only. Numbers keep their digits in JSON and are gro
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
-from importlib import metadata
 from typing import Any, Final
 
 import click
@@ -149,6 +148,8 @@ def require_terminal(command: str, instead: str) -> None:
 
 def program_version() -> str:
     """The version of the installed distribution, ``0+unknown`` in a tree that was never installed."""
+    from importlib import metadata  # with the modules of email, a hundredth of a second
+
     try:
         return metadata.version("kvbm-console")
     except metadata.PackageNotFoundError:

@@ -23,9 +23,10 @@ from typing import Final
 
 import msgspec
 
+from kvbm_console.analysis.admissions import FirstMisses
 from kvbm_console.analysis.visitor import Visitor
 from kvbm_console.core import events as ev
-from kvbm_console.core.ids import MissReason, SlotState
+from kvbm_console.core.ids import SlotState
 from kvbm_console.core.state import CacheState
 from kvbm_console.stream.feed import GapSeen
 
@@ -33,8 +34,6 @@ GAMMA: Final = 1.02
 MISSING_MAX: Final = 64
 """Missing prefixes of a digest. Each whose share of the missed blocks is above 1/64 is among them."""
 _LOG: Final = math.log(GAMMA)
-_NO_REUSE: Final = frozenset({MissReason.NONE, MissReason.BOUNDARY, MissReason.TOO_SHORT})
-"""Reasons for which no cache could have held the block: the last token is always computed."""
 
 
 class DurationSketch(msgspec.Struct):
@@ -168,8 +167,7 @@ class DigestFold(Visitor):
     def __init__(self) -> None:
         super().__init__()
         self.digest = Digest()
-        self._why: dict[int, MissReason] = {}
-        """Live slot to the reason in its last lookup."""
+        self._misses = FirstMisses()
         self._waits: set[int] = set()
         """Live slots whose arrival was seen and that have no first token."""
         self._arrived: set[int] = set()
@@ -182,7 +180,7 @@ class DigestFold(Visitor):
     def resumed(self, state: CacheState, gap: GapSeen | None) -> None:
         """Forget requests that ended unseen."""
         live = state.slots.keys()
-        self._why = {slot: why for slot, why in self._why.items() if slot in live}
+        self._misses.keep(live)
         self._waits &= live
         self._arrived &= live
 
@@ -198,24 +196,23 @@ class DigestFold(Visitor):
             self.digest.first_token.add(e.at_ns - state.slots[e.slot].opened_ns)
 
     def _looked_up(self, e: ev.LookupAnswered, state: CacheState) -> None:
-        self._why[e.slot] = e.why
+        self._misses.looked_up(e)
 
     def _scored(self, e: ev.PrefixScored, state: CacheState) -> None:
-        digest, slot = self.digest, state.slots[e.slot]
+        digest = self.digest
         digest.prompt_blocks += e.prompt_blocks
         digest.hits = [count + found for count, found in zip(digest.hits, e.hits, strict=True)]
-        at = sum(e.hits)
-        why = self._why.get(e.slot, MissReason.UNKNOWN_AFTER_GAP)
-        if at < min(e.prompt_blocks, len(slot.hashes)) and why not in _NO_REUSE:
-            digest.missed_blocks += e.prompt_blocks - at
-            digest.missing.add(slot.hashes[at], e.prompt_blocks - at, why.label)
+        miss = self._misses.scored(e, state.slots[e.slot])
+        if miss is not None:
+            digest.missed_blocks += miss.blocks
+            digest.missing.add(miss.key, miss.blocks, miss.why.label)
 
     def _lost(self, e: ev.HitsLost, state: CacheState) -> None:
         self.digest.hits[e.tier - 1] -= e.blocks
 
     def _closed(self, e: ev.SlotClosed, state: CacheState) -> None:
         self.digest.finished += 1
-        self._why.pop(e.slot, None)
+        self._misses.closed(e.slot)
         self._waits.discard(e.slot)
         if e.slot in self._arrived:
             self._arrived.discard(e.slot)

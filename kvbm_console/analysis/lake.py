@@ -20,6 +20,7 @@ from urllib.parse import quote
 
 import msgspec
 
+from kvbm_console.analysis.admissions import FirstMisses
 from kvbm_console.analysis.lake_questions import TABLES
 from kvbm_console.analysis.lives import FOLD, Lives, Transfer
 from kvbm_console.analysis.visitor import Visitor
@@ -27,7 +28,6 @@ from kvbm_console.analysis.walk import Evidence, Progress, walk
 from kvbm_console.core import events as ev
 from kvbm_console.core.columns import unpack_hashes, unpack_ids
 from kvbm_console.core.config import SECOND_NS
-from kvbm_console.core.ids import MissReason
 from kvbm_console.core.state import CacheState
 from kvbm_console.core.tiers import READY, PoolFacts
 from kvbm_console.extras import need
@@ -41,7 +41,6 @@ _WHOLE: Final = (
     ev.PoolKnown, ev.BlocksDropped, ev.BlocksQuarantined, ev.SourceLost, ev.DeviceBlocksReplaced, ev.ResetDone,
 )
 """Rare events that change blocks in ways of their own: all places are compared before and after."""
-_NO_MISS: Final = frozenset({MissReason.NONE, MissReason.BOUNDARY, MissReason.TOO_SHORT})
 
 
 class Added(msgspec.Struct, frozen=True):
@@ -74,7 +73,7 @@ class LakeRows(Visitor):
         """The event that is folded now."""
         self._known: Counter[Block] = Counter()
         """Places that hold each block, as the rows so far tell."""
-        self._why: dict[int, MissReason] = {}
+        self._misses = FirstMisses()
         self._copies = _Copies(self._copied)
         self.every = self._next
         self.before = {ev.BlocksEvicted: self._evicted, ev.SlotClosed: self._closed}
@@ -104,7 +103,7 @@ class LakeRows(Visitor):
     def resumed(self, state: CacheState, gap: GapSeen | None) -> None:
         """Blocks that are there already, and those that came and went in a gap, are told as of now."""
         self._copies.clear()
-        self._why = {slot: why for slot, why in self._why.items() if slot in state.slots}
+        self._misses.keep(state.slots)
         self._seq, at_ns = state.seq, state.at_ns
         if not self._rows:
             self._chunk = state.seq // CHUNK_EVENTS
@@ -173,19 +172,16 @@ class LakeRows(Visitor):
     # --- lookups and copies ---
 
     def _looked_up(self, e: ev.LookupAnswered, state: CacheState) -> None:
-        self._why[e.slot] = e.why
+        self._misses.looked_up(e)
 
     def _scored(self, e: ev.PrefixScored, state: CacheState) -> None:
-        slot, at = state.slots[e.slot], sum(e.hits)
-        why = self._why.get(e.slot, MissReason.UNKNOWN_AFTER_GAP)
-        missed = at < min(e.prompt_blocks, len(slot.hashes)) and why not in _NO_MISS
-        self._row("lookups", e.at_ns, (
-            e.slot, slot.request, e.prompt_blocks, *e.hits, slot.hashes[at] if missed else None,
-            e.prompt_blocks - at if missed else 0, why.label if missed else None,
-        ))
+        slot = state.slots[e.slot]
+        miss = self._misses.scored(e, slot)
+        missed = (None, 0, None) if miss is None else (miss.key, miss.blocks, miss.why.label)
+        self._row("lookups", e.at_ns, (e.slot, slot.request, e.prompt_blocks, *e.hits, *missed))
 
     def _closed(self, e: ev.SlotClosed, state: CacheState) -> None:
-        self._why.pop(e.slot, None)
+        self._misses.closed(e.slot)
 
     def _copied(self, transfer: Transfer) -> None:
         began, ended = transfer.started_ns, transfer.ended_ns

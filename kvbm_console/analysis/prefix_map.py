@@ -30,9 +30,11 @@ from typing import Final
 
 import msgspec
 
+from kvbm_console.analysis.admissions import first_miss
 from kvbm_console.core import events as ev
 from kvbm_console.core.columns import HASH_BYTES, gather, pack_hashes, unpack_hashes, unpack_ids
 from kvbm_console.core.ids import EvictRule, Tier
+from kvbm_console.core.slots import SlotFacts
 from kvbm_console.core.state import CacheState
 from kvbm_console.core.tiers import PoolFacts
 
@@ -475,13 +477,10 @@ def evicted(forest: PrefixMap, e: ev.BlocksEvicted, state: CacheState) -> None:
         e.seq, e.at_ns, pool.info.tier, request, e.rule, bytes_of(e.hashes), stored_ns), unpack_hashes(e.hashes))
 
 
-def scored(forest: PrefixMap, e: ev.PrefixScored, state: CacheState) -> None:
-    """An admission found its hits; ``state`` are the facts before."""
-    slot = state.slots.get(e.slot)
-    if slot is not None:
-        missed = absent(state, slot.hashes[sum(e.hits) : e.prompt_blocks])
-        if missed:
-            forest.missed(e.seq, e.at_ns, slot.request, missed)
+def missed_blocks(e: ev.PrefixScored, slot: SlotFacts) -> list[int]:
+    """The hashes of the prompt's blocks from the first miss on, as far as they are known."""
+    at = first_miss(e, slot)
+    return [] if at is None else slot.hashes[at : e.prompt_blocks]
 
 
 def seen(forest: PrefixMap, e: ev.BlocksSeen, state: CacheState) -> None:

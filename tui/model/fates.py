@@ -25,11 +25,12 @@ from typing import Final
 
 import msgspec
 
-from kvbm_console.analysis.prefix_map import PrefixMap, absent
+from kvbm_console.analysis.prefix_map import PrefixMap
 from kvbm_console.core import events as ev
 from kvbm_console.core.columns import ID_BYTES
 from kvbm_console.core.curves import NEVER, SampledCurve
 from kvbm_console.core.ids import EvictRule, Tier
+from kvbm_console.core.slots import SlotFacts
 from kvbm_console.core.state import CacheState
 from kvbm_console.core.tiers import WRITING
 
@@ -93,16 +94,15 @@ class Fates:
         """Prompt blocks of all admissions."""
         return sum(self.blocks)
 
-    def scored(self, e: ev.PrefixScored, state: CacheState, forest: PrefixMap) -> None:
-        """An admission was scored; ``state`` are the facts before."""
-        slot = state.slots.get(e.slot)
-        if slot is None:
-            return
+    def scored(
+        self, e: ev.PrefixScored, slot: SlotFacts, missed: list[int], gone: list[int], state: CacheState,
+        forest: PrefixMap,
+    ) -> None:
+        """An admission missed these blocks, of which no tier had those ``gone``; ``state`` are the facts before."""
         if self.since_ns is None:
             self.since_ns = e.at_ns
         prompt = slot.hashes[: e.prompt_blocks]
-        missed = prompt[sum(e.hits) :]
-        blocks = [*e.hits, *self._missed(missed, state, forest)]
+        blocks = [*e.hits, *self._missed(missed, gone, state, forest)]
         # The prompt of a slot that began unseen may be longer than its hashes.
         blocks[Fate.UNSEEN] += e.prompt_blocks - sum(blocks)
         for fate in Fate:
@@ -129,9 +129,8 @@ class Fates:
         if slot is not None:
             self.curve.store(slot.hashes)
 
-    def _missed(self, missed: list[int], state: CacheState, forest: PrefixMap) -> list[int]:
+    def _missed(self, missed: list[int], gone: list[int], state: CacheState, forest: PrefixMap) -> list[int]:
         """Blocks that are unusable, late, not offloaded, evicted, and never seen."""
-        gone = absent(state, missed)
         evictions = [eviction for eviction in map(forest.eviction_of, gone) if eviction is not None]
         bare = sum(eviction.tier is Tier.G1 for eviction in evictions)
         late = 0

@@ -369,9 +369,14 @@ def _admitted(history: History, e: ev.PrefixScored) -> None:
 def _scored(history: History, e: ev.PrefixScored) -> None:
     history.flows.scored(e.at_ns, e.prompt_blocks, e.hits)
     _admitted(history, e)
-    if history.state is not None:
-        history.fates.scored(e, history.state, history.prefixes)
-        prefixes.scored(history.prefixes, e, history.state)
+    state = history.state
+    slot = None if state is None else state.slots.get(e.slot)
+    if state is not None and slot is not None:
+        missed = prefixes.missed_blocks(e, slot)
+        gone = prefixes.absent(state, missed)
+        history.fates.scored(e, slot, missed, gone, state, history.prefixes)
+        if gone:
+            history.prefixes.missed(e.seq, e.at_ns, slot.request, gone)
 
 
 def _hits_lost(history: History, e: ev.HitsLost) -> None:

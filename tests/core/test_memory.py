@@ -19,7 +19,7 @@ def test_the_lowest_empty_places_are_taken(capacity: int, old: bool, steps: list
     for take, count in steps:
         if take:
             count = min(count, mine.room)
-            places = mine.take(count)
+            places = mine.take(count, at_ns=0)
             assert places == sorted(empty)[:count]
             empty -= set(places)
             taken += places

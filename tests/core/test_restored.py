@@ -48,7 +48,7 @@ def test_restored_blocks_can_be_read_and_their_age_is_unknown() -> None:
     assert {pool.stored_at[place] for place in (0, 3, 5)} == {UNKNOWN_NS}
     mine = leader.live_memory.memory.pools[1]
     assert mine.room == 5
-    assert mine.take(5) == [1, 2, 4, 6, 7], "the places that are left"
+    assert mine.take(5, at_ns=5) == [1, 2, 4, 6, 7], "the places that are left"
     assert leader.live_memory.policies[1].coldest(3, lambda key: True, 0) == [50, 10, 30]
 
 

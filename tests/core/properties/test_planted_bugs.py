@@ -7,6 +7,7 @@ the product; its test is named after it and tells its story twice, first without
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from typing import Any, Final
+from unittest.mock import patch
 
 import pytest
 
@@ -17,6 +18,7 @@ from kvbm_console.core.folding import APPLY
 from kvbm_console.core.ids import ResetMode, Site, SkipReason, SlotState
 from kvbm_console.core.leader import Leader, Outcome, requests, resets
 from kvbm_console.core.leader.decider import Decider
+from kvbm_console.core.leader.memory import PoolMemory
 from kvbm_console.core.state import CacheState
 from kvbm_console.core.tiers import PoolFacts
 from kvbm_console.dispatch import HostsDiverged
@@ -101,10 +103,12 @@ def test_skip_reset_on_one_host_is_invisible_with_one_host_and_caught_at_once_wi
 
 
 def test_nondeterministic_allocation_is_caught() -> None:
+    take = PoolMemory.take
+
     class Shuffled(Leader):
-        def free_places(self, pool: PoolFacts, places: list[int]) -> None:
-            super().free_places(pool, places)
-            self.memory.pools[pool.info.pool].free.sort(reverse=True)
+        def handle(self, stimulus: st.Stimulus) -> Outcome:
+            with patch.object(PoolMemory, "take", lambda mine, *asked: take(mine, *asked)[::-1]):
+                return super().handle(stimulus)
 
     story(2)
     with pytest.raises(HostsDiverged, match="host 1 differs from host 0") as caught:

@@ -54,8 +54,9 @@ test-vllm: .venv-vllm/.stamp ## vLLM's own scheduler, with tap and event stream;
 	@.venv-vllm/bin/python -m pytest -q -p no:cacheprovider -W ignore -o filterwarnings=default \
 		-o asyncio_default_fixture_loop_scope=function tests/vllm tests/sanitize
 
-matrix: .venv-vllm/.stamp ## docs/matrix.md: the tap in many releases of vLLM; RELEASES="0.26.0 0.33.0" for some
+matrix: .venv-vllm/.stamp ## docs/matrix.md: releases of vLLM and SGLang; RELEASES="0.26.0 0.33.0" for some of vLLM
 	@.venv-vllm/bin/python -m tests.vllm.matrix $(RELEASES)
+	@test -n "$(RELEASES)" || .venv-vllm/bin/python -m tests.vllm.sglang_releases
 
 check: $(STAMP) ## format, lint, types, import contracts, proto and documents fresh, tests, recordings
 	@$(BIN)/ruff check --quiet .

@@ -24,6 +24,13 @@ from kvbm_console.tap.sender import Sender, TapSettings
 from kvbm_console.tap.sglang_flatten import HOST_MEDIUM, SglangFlattener
 
 SCHEDULER: Final = "sglang.srt.managers.scheduler"
+NEEDED: Final = {
+    "scheduler": ("_add_request_to_queue", "send_abort_output", "get_new_batch_prefill", "get_next_batch_to_run"),
+    "table": ("alloc", "free"),
+    "tree": ("match_prefix", "checkpoint", "reset", "evict_for_alloc"),
+    "pool": ("free", "free_segment", "check_decode_capacity"),
+}
+"""Methods that tell the course of a request. Releases before 0.5.23 lack some of them."""
 _log: Final = logging.getLogger("sglang.kvbm_console")
 
 
@@ -51,14 +58,32 @@ def plugin() -> None:
 
 
 def tap_of(scheduler: Any, settings: dict[str, Any]) -> "SglangTap | None":
-    """Observe this scheduler and start a sender; None in a rank whose scheduler repeats the decisions of another."""
+    """Observe this scheduler and start a sender; None in a rank whose scheduler repeats the decisions of another, and
+    in a release that lacks what the tap needs, which is logged."""
     if not _leads(scheduler):
+        return None
+    if lacking := missing_methods(scheduler):
+        _log.error(
+            "kvbm-console: this release of SGLang has no %s, so the engine is not observed. The tap needs 0.5.23 or "
+            "newer.", ", ".join(lacking),
+        )
         return None
     tap = SglangTap(scheduler, settings)
     if settings.get("send", True):
         tap.sender.start()
     scheduler.kvbm_tap = tap
     return tap
+
+
+def missing_methods(scheduler: Any) -> list[str]:
+    """Methods that this release lacks. An engine with doubtful counts may lack those of its tree and its pool."""
+    owners = {"scheduler": scheduler, "table": scheduler.req_to_token_pool}
+    if _is_known(scheduler):
+        owners |= {"tree": scheduler.tree_cache, "pool": scheduler.token_to_kv_pool_allocator}
+    return [
+        f"{type(owner).__name__}.{name}" for role, owner in owners.items() for name in NEEDED[role]
+        if not hasattr(owner, name)
+    ]
 
 
 def _leads(scheduler: Any) -> bool:

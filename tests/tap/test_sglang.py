@@ -12,6 +12,7 @@ import pytest
 from kvbm_console.core import events as ev
 from kvbm_console.core.columns import unpack_hashes, unpack_ids
 from kvbm_console.core.ids import SlotState
+from kvbm_console.tap import sglang as binding
 from kvbm_console.tap.recorder import TapRecorder
 from kvbm_console.tap.sender import TapSettings
 from kvbm_console.tap.sglang_flatten import SglangFlattener
@@ -124,3 +125,36 @@ def test_salts_and_adapters_separate_the_hashes_of_equal_tokens() -> None:
     plain, salted, adapted = keys(), keys(cache_salt="s"), keys(extra_key="lora")
     assert len(plain) == 2
     assert len({*plain, *salted, *adapted}) == 6
+
+
+def owner(role: str, *lacking: str) -> Any:
+    methods = {name: lambda *_: None for name in binding.NEEDED[role] if name not in lacking}
+    return type(role.capitalize(), (), methods)()
+
+
+def scheduler_of(release: dict[str, str]) -> Any:
+    """The objects of a scheduler that lack a method each."""
+    scheduler = owner("scheduler", release.get("scheduler", ""))
+    scheduler.req_to_token_pool = owner("table")
+    scheduler.tree_cache = owner("tree", release.get("tree", ""))
+    scheduler.token_to_kv_pool_allocator = owner("pool", release.get("pool", ""))
+    scheduler.spec_algorithm = SimpleNamespace(is_none=lambda: "drafts" not in release)
+    scheduler.disaggregation_mode = SimpleNamespace(name="NULL")
+    return scheduler
+
+
+@pytest.mark.parametrize(("release", "lacking"), [
+    ({}, []),
+    ({"scheduler": "send_abort_output"}, ["Scheduler.send_abort_output"]),  # 0.5.22
+    ({"scheduler": "send_abort_output", "tree": "checkpoint"}, ["Scheduler.send_abort_output", "Tree.checkpoint"]),
+    ({"tree": "checkpoint", "drafts": ""}, []),
+])
+def test_a_release_without_what_the_tap_needs_is_not_observed(
+    release: dict[str, str], lacking: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(binding, "_leads", lambda _: True)
+    scheduler = scheduler_of(release)
+    assert binding.missing_methods(scheduler) == lacking
+    if lacking:
+        assert binding.tap_of(scheduler, {"send": False}) is None
+        assert f"has no {', '.join(lacking)}, so the engine is not observed" in caplog.text

@@ -172,7 +172,8 @@ def main() -> None:
             cells[name] = found
             kept.write_text(json.dumps(known, indent=1))
             print(f"{release:8} {name:24} {text_of(found)}", flush=True)
-    DOCUMENT.write_text(document(known))
+    _, title, sglang = DOCUMENT.read_text().partition(SGLANG_TITLE)
+    DOCUMENT.write_text(document(known) + title + sglang)
 
 
 def text_of(found: dict[str, Any]) -> str:
@@ -209,6 +210,8 @@ TITLES: Final = {
     "scheduler": "The tap at the scheduler (`KVBM_TAP`)",
     "connector": "The tap at the connector (`kv_connector_module_path`)",
 }
+SGLANG_TITLE: Final = "\n## SGLang: event streams, and what the tap needs\n"
+"""Begins the section that ``sglang_releases`` writes."""
 
 
 def document(known: dict[str, dict[str, dict[str, Any]]]) -> str:

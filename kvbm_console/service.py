@@ -31,6 +31,7 @@ from kvbm_console.core.stimuli import DeadlinePassed, LeaseGranted, LeaseLost, N
 from kvbm_console.debug.leases import LEASE_TTL_NS, Leases, WallDeadlines
 from kvbm_console.debug.sessions import Sessions
 from kvbm_console.dispatch import Dispatcher, start_leader
+from kvbm_console.hosts import HostProcesses
 from kvbm_console.parts import Parts, Watch
 from kvbm_console.recording.writer import RecorderNotes
 from kvbm_console.stream.broadcast import Broadcaster
@@ -113,6 +114,8 @@ class LeaderService:
 
     labels: Mapping[str, str] = MappingProxyType({})
     """Labels of its recordings, beside the target."""
+    hosts: HostProcesses | None = None
+    """Further hosts in processes of their own; set before the first stimulus."""
 
     def __init__(
         self, config: LeaderConfig, clock: Callable[[], int], *, check: bool = False, ring: Ring | None = None,
@@ -267,6 +270,8 @@ class LeaderService:
     # --- publishing ----------------------------------------------------------------------------------------------
 
     def _publish(self, stimulus: Stimulus, outcome: Outcome) -> None:
+        if self.hosts is not None:
+            self.hosts.decided(self.leader.digest())
         self.broadcaster.publish(stimulus, outcome.events)
         if self._recovered:
             self._recovered = False
@@ -285,6 +290,8 @@ class LeaderService:
         if stimuli is not None:
             self._since_base.append(stimuli)
             self._stimulus_bytes += len(stimuli.data)
+            if self.hosts is not None:
+                self.hosts.follow(stimuli.data, self.leader.memory_digest() if self.hosts.wants_memory else None)
         if self.recorder is not None:
             self.recorder.offer(stimuli, events)
         elif self._awaited is not None:
@@ -372,6 +379,16 @@ class LeaderService:
         leader.state.apply(event)
         self.dispatcher.leader = leader
         return Outcome(None, [*told, event], [])
+
+    def leader_after(self, n: int) -> Leader | None:
+        """Another leader, as of the end of stimulus ``n``; None if that is too long ago."""
+        leader = Leader.restore(self.config, self._base.facts, self._memory)
+        if leader.state.n > n:
+            return None
+        for earlier in self._stimuli_since_base():
+            if earlier.n <= n:
+                leader.handle(earlier)
+        return leader
 
     def _rerun(self) -> Leader:
         """Another leader, as of the end of the last published stimulus."""

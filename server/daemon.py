@@ -28,6 +28,7 @@ from msgspec.structs import replace
 from kvbm_console.core.stimuli import DeadlinePassed, Disarmed
 from kvbm_console.debug.leases import WallDeadlines
 from kvbm_console.extras import need
+from kvbm_console.hosts import HostProcesses
 from kvbm_console.metrics.collect import collect, scrape_of
 from kvbm_console.metrics.exposition import render
 from kvbm_console.metrics.http import MetricsServer
@@ -111,6 +112,7 @@ class Daemon:
         self.endpoint = Endpoint(options.listen, credentials=credentials, remote=remote)
         try:
             self.rig: Rig | None = None
+            self.hosts: HostProcesses | None = None
             self.streams: Streams | None = None
             self._made: Path | None = None
             """The file of the sealed recording."""
@@ -124,8 +126,7 @@ class Daemon:
             self._prepare_spans()
         except BaseException:
             self.endpoint.close()
-            if self.rig is not None:
-                self.rig.close()
+            self._end_processes()
             raise
         self.questions = Questions()
         self._stopping = asyncio.Event()
@@ -166,6 +167,13 @@ class Daemon:
             lints=self.lints.active, lints_passed_over=self.lints.passed_over,
         )))
 
+    def _end_processes(self) -> None:
+        """End the workers of the ranks and the further hosts."""
+        if self.rig is not None:
+            self.rig.close()
+        if self.hosts is not None:
+            self.hosts.close()
+
     def summary(self) -> Summary:
         """The summary of the run as of now."""
         summary = summarise(self.service)
@@ -191,6 +199,7 @@ class Daemon:
         if options.workload is None or options.engine is None:
             begin = time.monotonic_ns()
             service = LeaderService(options.config, lambda: time.monotonic_ns() - begin, **kept)
+            self._add_hosts(service)
             self._record(service)
             service.start()
             return service
@@ -199,6 +208,7 @@ class Daemon:
         service.labels = SimulatedMachine(
             leader=options.config, engine=options.engine, links=tuple(options.links)
         ).labels()
+        self._add_hosts(service)
         self._record(service)
         service.start()
         service.new_source(SOURCE)
@@ -214,6 +224,14 @@ class Daemon:
         if options.stage is not None:
             options.stage(self.rig)
         return service
+
+    def _add_hosts(self, service: LeaderService) -> None:
+        """Start the further hosts; their configurations are compared before the first stimulus."""
+        if self.options.hosts > 1:
+            self.hosts = hosts = HostProcesses(self.options.config, self.options.hosts, check=self.options.check)
+            hosts.rerun, hosts.ended = service.leader_after, service.parts.ended
+            service.parts.known(hosts.names)
+            service.hosts = hosts
 
     def _prepare_debugger(self) -> None:
         """Set the breakpoints that are kept from run to run; none when the environment disarms the daemon."""
@@ -289,8 +307,7 @@ class Daemon:
                 await server.stop(STOP_GRACE_S)
         finally:
             self.endpoint.close()
-            if self.rig is not None:
-                self.rig.close()
+            self._end_processes()
             if self.streams is not None:
                 self.streams.close()
             if self.metrics is not None:
@@ -353,16 +370,29 @@ class Daemon:
                 on_ready(self)
             try:
                 stopped = asyncio.ensure_future(self._stopping.wait())
-                await asyncio.wait((engine, stopped), return_when=asyncio.FIRST_COMPLETED)
+                differ = asyncio.ensure_future(self._hosts_differ())
+                await asyncio.wait((engine, stopped, differ), return_when=asyncio.FIRST_COMPLETED)
             finally:
                 stopped.cancel()
+                differ.cancel()
                 failed = await self._end_engine(engine)
             await self._drain(servicer, probe)
+            if self.hosts is not None and failed is None:
+                await self.hosts.caught_up(self._hurried)
+                failed = self.hosts.diverged
             group.cancel_scope.cancel()
         if self.spans is not None:
             await self.spans.finish()
         if failed is not None:
             raise failed
+
+    async def _hosts_differ(self) -> None:
+        """Return when a further host has another result than ours."""
+        if self.hosts is None:
+            await asyncio.Event().wait()
+        else:
+            self.hosts.attach(asyncio.get_running_loop())
+            await self.hosts.found.wait()
 
     async def _tell_health(self, probe: Any) -> None:
         """Keep the health service's answer right: a recorder that was asked for and is dead is no service."""

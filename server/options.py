@@ -47,6 +47,8 @@ class DaemonOptions(msgspec.Struct, kw_only=True):
     """The simulated engine; needed with a workload."""
     links: Sequence[LinkSpec] = DEFAULT_LINKS
     """The links that modelled copies run on."""
+    hosts: int = 1
+    """Deciders, each but the first in a process of its own, compared after every step."""
     with_bytes: Path | None = None
     """Directory of the disk tier of a simulated engine whose blocks have bytes."""
     stage: Callable[[Rig], None] | None = None

@@ -47,6 +47,9 @@ if TYPE_CHECKING:
               help="Set the breakpoints of this file at the start, and keep those set with --persist in it.")
 @click.option("--healthy-without-recorder", is_flag=True,
               help="The health service says SERVING though the recorder ended.")
+@click.option("--hosts", type=click.IntRange(1, 16), default=1, show_default=True, metavar="N",
+              help="Deciders, each but the first in a process of its own, compared after every stimulus. A difference "
+                   "ends the daemon and is told.")
 @click.option("--exit-when-done", is_flag=True, help="End when the workload has ended.")
 @click.option("--seconds", type=click.FloatRange(0, 1e7, min_open=True), metavar="N", help="End after N seconds.")
 @format_option("text", "json")

@@ -27,7 +27,7 @@ WORSE: Final = 1.25
 MODULES: Final = ("bench_core", "bench_hashing", "bench_pool", "bench_leader", "bench_fold", "bench_stream",
                   "bench_publish", "bench_recorder", "bench_tape", "bench_machine", "bench_scaling", "bench_kv_events",
                   "bench_debug", "bench_tap", "bench_sanitize", "bench_explore", "bench_cache", "bench_whole",
-                  "bench_bytes", "bench_programs")
+                  "bench_bytes", "bench_hosts", "bench_programs")
 DECIDING: Final = ("bench_programs", "bench_whole")
 
 

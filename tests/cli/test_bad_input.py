@@ -87,7 +87,7 @@ OWN: Final[dict[str, list[tuple[str, Any, str]]]] = {
         ("workers", 0, "1<=x<=1024"), ("format", "xml", "'text', 'csv', 'json'"),
     ],
     "serve": [("name", "x" * 65, "at most 64 printable"), ("limit", 0, "x>=1"), ("ranks", 0, "1<=x<=1024"),
-              ("speed", "0", "a factor from 0.001"), ("format", "csv", "'text', 'json'")],
+              ("hosts", 0, "1<=x<=16"), ("speed", "0", "a factor from 0.001"), ("format", "csv", "'text', 'json'")],
     "demo": [("limit", 0, "x>=1"), ("ranks", 0, "1<=x<=1024"),
              ("speed", "0", "a factor from 0.001"), ("format", "csv", "'text', 'json'")],
 }

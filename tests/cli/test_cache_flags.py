@@ -23,7 +23,7 @@ SAID = (
     "--kv-geometry", "2,8,128,2", "--kv-offload-threshold", "0.4", "--compat", "--kv-transfer-bandwidth", "7",
     "--kv-transfer-base-latency", "3", "--transfers", "sync", "--preset", "chat", "--frequency-weight", "0.6",
     "--pin-ttl-s", "5", "--step-base", "7ms", "--step-prefill-token", "21.5us", "--step-decode-request", "90us",
-    "--max-num-batched-tokens", "77", "--max-num-seqs", "6",
+    "--max-num-batched-tokens", "77", "--max-num-seqs", "6", "--ranks", "3",
 )
 FILE = """[{}]
 total-kv-blocks = 40
@@ -44,6 +44,7 @@ step-prefill-token = "21.5us"
 step-decode-request = "90us"
 max-num-batched-tokens = 77
 max-num-seqs = 6
+ranks = 3
 """
 
 
@@ -87,6 +88,7 @@ def test_the_same_flags_make_the_same_cache(told: list[Any]) -> None:
     assert (served.config.eviction.policy, served.config.eviction.frequency_weight) == ("adaptive_lru", 0.6)
     assert served.config.g2_blocks == 64 * 2**20 // (8 * 2 * 8 * 128 * 2 * 2)
     assert not served.config.asynchronous
+    assert served.config.ranks == 3
     engine = served.engine
     assert (engine.step_base_ns, engine.prefill_token_ns, engine.decode_request_ns) == (7_000_000, 21_500, 90_000)
     assert (engine.max_batch_tokens, engine.max_running) == (77, 6)

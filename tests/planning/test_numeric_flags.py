@@ -74,9 +74,13 @@ OF_COMMAND: dict[str, dict[str, Case]] = {
     "serve": {},
 }
 ELSEWHERE: dict[str, dict[str, str]] = {
-    "simulate": {"hosts": "tests.planning.test_simulate.test_hosts_that_agree_and_checked_invariants_change_no_output"},
+    "simulate": {
+        "hosts": "tests.planning.test_simulate.test_hosts_that_agree_and_checked_invariants_change_no_output",
+        "ranks": "tests.planning.test_simulate.test_ranks_that_all_copy_change_no_output",
+    },
     "compare": {"workers": "tests.planning.test_compare.test_all_cores_give_the_same_as_one"},
     "serve": {
+        "ranks": "tests.cli.test_cache_flags.test_the_same_flags_make_the_same_cache",
         "seconds": "tests.cli.test_end_to_end.test_an_end_in_order_leaves_no_active_segment",
         "speed": "tests.simulator.test_driver.test_the_events_are_the_same_at_any_speed",
         "segment_size": "tests.recording.test_rec_writer.test_segments_rotate_by_size_without_a_hole",

@@ -105,8 +105,13 @@ def test_presets_copy_down_as_others_do() -> None:
         return found
 
     through = shown("--kv-offload-threshold", "0")
-    assert shown("--offload-preset", "vllm") == shown("--offload-preset", "lmcache") == through
-    assert shown("--offload-preset", "vllm", "--kv-offload-threshold", "0.9") == shown() != through
+    assert shown("--offload-preset", "lmcache") == through
+    assert shown("--offload-preset", "lmcache", "--kv-offload-threshold", "0.9") == shown() != through
+    prompts = shown("--kv-offload-threshold", "0", "--kv-offload-prompt-only")
+    assert shown("--offload-preset", "vllm") == prompts
+    assert prompts["offloaded_blocks"] < through["offloaded_blocks"], "blocks of answers are left to the next turn"
+    later = shown("--offload-preset", "vllm", "--kv-offload-threshold", "0.9")
+    assert later == shown("--kv-offload-prompt-only") != prompts
     original = shown("--offload-preset", "original")
     assert original["offloaded_blocks"] < shown()["offloaded_blocks"]
 
@@ -151,6 +156,11 @@ def test_hosts_that_agree_and_checked_invariants_change_no_output() -> None:
     small = ("--limit", "8", *TIERED)
     usual = run(*small, "--format", "json").stdout
     assert run(*small, "--hosts", "2", "--check", "--format", "json").stdout == usual
+
+
+def test_ranks_that_all_copy_change_no_output() -> None:
+    small = ("--limit", "8", *TIERED, "--format", "json")
+    assert run(*small, "--ranks", "3").stdout == run(*small).stdout
 
 
 def test_stats_lines_come_at_four_points_and_every_n_iterations() -> None:

@@ -94,9 +94,10 @@ def compare(
     With --cache-only belady is the optimum. With an engine it is a reference: one pool as large as all tiers
     together, requests one after the other, no time. A machine can have more hits than that, for example because a
     preempted request finds its own blocks; "to reference" has a sign. A policy is best among those of the same
-    capacities; gap closed is the way from simple_lru to belady.
+    capacities; gap closed is the way from simple_lru to belady. Each setting with a host or disk tier is also run
+    without that tier, and the text says where first tokens come later with it.
     """
-    from kvbm_console.planning.compare import grid, lru_curve, run_grid
+    from kvbm_console.planning.compare import grid, lru_curve
 
     named = require_trace(trace)
     said = cache_settings(parameters | {"total_kv_blocks": total_kv_blocks, "kv_cpu_blocks": kv_cpu_blocks})
@@ -120,19 +121,37 @@ def compare(
 
         require_plot(plot)
     started = time.perf_counter()
-    with progress_bar("compare", len(settings)) as progress:
-        cells = run_grid(settings, workers=workers, keep_requests=wanted is not None, progress=progress)
+    cells, slower, runs = _run(settings, workers, keep_requests=wanted is not None, bare=form == "text")
     if form == "text":
         for line in taken(trace, options, sized=total_kv_blocks is not None, cache_only=cache_only):
             click.echo(line)
     curve = lru_curve(options) if cache_only else []
-    _print(cells, None if wanted is None else (cells[wanted[0]], cells[wanted[1]]), options, cache_only, form, curve)
+    pair_wanted = None if wanted is None else (cells[wanted[0]], cells[wanted[1]])
+    _print(cells, pair_wanted, options, cache_only, form, curve, slower)
     if plot is not None:
-
         draw(plot, cells, options.trace, curve)
         warn(f"drawn into {plot}")
-    warn(f"{len(cells)} runs in {time.perf_counter() - started:.2f} s")
+    warn(f"{runs} runs in {time.perf_counter() - started:.2f} s")
     return 0
+
+
+def _run(
+    settings: "list[Setting]", workers: int | None, *, keep_requests: bool, bare: bool
+) -> "tuple[list[Cell], list[str], int]":
+    """The cells of the settings, the sentences of ``slower_with`` if ``bare`` is set, and the number of runs."""
+    from kvbm_console.planning.compare import run_grid, without_a_tier
+
+    less = [without_a_tier(setting) if bare else {} for setting in settings]
+    runs = [*settings]
+    for pair in less:
+        runs += [setting for setting in pair.values() if setting not in runs]
+    with progress_bar("compare", len(runs)) as progress:
+        done = run_grid(runs, workers=workers, keep_requests=keep_requests, progress=progress)
+    slower = [
+        line for setting, cell, pair in zip(settings, done, less, strict=False)
+        for tier, without in pair.items() for line in slower_with(tier, setting, cell, done[runs.index(without)])
+    ]
+    return done[: len(settings)], slower, len(runs)
 
 
 def _words(text: str) -> list[str]:
@@ -164,7 +183,7 @@ def _wanted(named: tuple[str, str] | None, settings: "list[Setting]") -> tuple[i
 
 def _print(
     cells: "list[Cell]", pair: "tuple[Cell, Cell] | None", options: SimulateOptions, cache_only: bool, form: str,
-    curve: list[tuple[int, float]],
+    curve: list[tuple[int, float]], slower: list[str],
 ) -> None:
     """Print the grid, then the requests of ``pair``: as one JSON document, or as CSV with an empty line between."""
     from kvbm_console.planning.compare import rows_of
@@ -186,7 +205,7 @@ def _print(
                     "below optimum" if cache_only else "to reference", "gap closed", "ttft ms", "thrash")
         shown = [_text_row(row, cache_only) for row in rows]
         click.echo("\n".join(table(headings, shown, right=(0, 1, 3, 4, 6, 7, 8, 9))))
-        for line in slower_with_a_tier(rows):
+        for line in slower:
             click.echo(line)
         if curve:
             click.echo("\n" + _curve_line(curve))
@@ -194,18 +213,18 @@ def _print(
             click.echo("\n" + "\n".join(_requests_table(pair, requests)))
 
 
-def slower_with_a_tier(rows: list[dict[str, Any]]) -> list[str]:
-    """A sentence for each setting with a host tier whose first tokens come later than without it."""
-    bare = {(row["total_kv_blocks"], row["policy"]): row["ttft_ms_mean"] for row in rows if not row["kv_cpu_blocks"]}
-    lines = []
-    for row in rows:
-        without = bare.get((row["total_kv_blocks"], row["policy"]))
-        if row["kv_cpu_blocks"] and None not in (without, row["ttft_ms_mean"]) and row["ttft_ms_mean"] > without:
-            lines.append(
-                f"{row['policy']} with {row['total_kv_blocks']:,} device and {row['kv_cpu_blocks']:,} host blocks is "
-                f"slower than without a host tier: mean ttft {row['ttft_ms_mean']:,.1f} ms, {without:,.1f} ms without"
-            )
-    return lines
+def slower_with(tier: str, setting: "Setting", cell: "Cell", less: "Cell") -> list[str]:
+    """A sentence if first tokens come later with this tier than in ``less``, which is without; else nothing."""
+    if cell.ttft_ms_mean is None or less.ttft_ms_mean is None or cell.ttft_ms_mean <= less.ttft_ms_mean:
+        return []
+    more_ms = cell.ttft_ms_mean - less.ttft_ms_mean
+    points = 100 * ((cell.hit_rate or 0.0) - (less.hit_rate or 0.0))
+    sizes = [(cell.total_kv_blocks, "device"), (cell.kv_cpu_blocks, "host"), (setting.options.kv_disk_blocks, "disk")]
+    blocks = ", ".join(f"{count:,} {name}" for count, name in sizes if count)
+    return [
+        f"{cell.label} with {blocks} blocks is slower than without the {tier} tier: mean ttft "
+        f"{cell.ttft_ms_mean:,.1f} ms, {more_ms:,.1f} ms more, for {points:+.2f} points of hit rate"
+    ]
 
 
 def _curve_line(curve: list[tuple[int, float]]) -> str:

@@ -106,6 +106,23 @@ def grid(
     return settings
 
 
+def without_a_tier(setting: Setting) -> dict[str, Setting]:
+    """Each lower tier of a setting, host and disk, to the setting without it. Empty for belady and for one pool.
+
+    Without any lower tier a policy has no work, so the settings of all policies are one there.
+    """
+    less = {}
+    for tier, field in (("host", "kv_cpu_blocks"), ("disk", "kv_disk_blocks")):
+        if not setting.cache_only and setting.policy != BELADY and getattr(setting.options, field):
+            options = msgspec.structs.replace(setting.options, **{field: 0})
+            less[tier] = msgspec.structs.replace(setting, options=options)
+            if not options.kv_cpu_blocks + options.kv_disk_blocks:
+                rule = PolicyConfig()
+                options = msgspec.structs.replace(options, policy=rule)
+                less[tier] = Setting(rule.policy, rule.policy, rule, options, False)
+    return less
+
+
 # --- running ---
 
 

@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 from kvbm_console.cli.main import cli
 from kvbm_console.core.config import LeaderConfig
 from kvbm_console.core.errors import UsageError
+from kvbm_console.core.eviction.policy import PolicyConfig
 from kvbm_console.core.ids import Route
 from kvbm_console.planning import linkbench
+from kvbm_console.planning.compare import grid, without_a_tier
 from kvbm_console.planning.links import LinkBench, LinkTime, file_of, fitted, measure_links
 from kvbm_console.planning.options import SimulateOptions
 from kvbm_console.planning.run import simulate
@@ -91,21 +93,43 @@ def test_a_mistake_is_one_sentence(words: str, sentence: str, tmp_path: Path, mo
 
 
 def test_a_slow_disk_is_slow_and_compare_says_what_a_tier_costs() -> None:
-    options = SimulateOptions(trace=CHATS, total_kv_blocks=100, kv_cpu_blocks=120, kv_disk_blocks=2_000, stats_every=0)
-    mean = {}
-    for rate in ("3GB/s", "50MB/s"):
-        link = (LinkSetting.parse(f"disk={rate}"),)
-        document = simulate(msgspec.structs.replace(options, link=link)).document
-        mean[rate] = document["ttft_ms"]["mean"]
-        assert [text for text in document["settings"]["links"] if text.startswith("disk")] == [
-            f"disk-{way}={link[0].bytes_per_s:.0f}B/s,100000ns" for way in ("write", "read")
-        ]
-    assert mean["50MB/s"] > 1.5 * mean["3GB/s"]
-    done = CliRunner().invoke(cli, [
-        "compare", "--trace", CHATS, "--total-kv-blocks", "100", "--kv-cpu-blocks", "0,120", "--policies", "simple_lru",
-        "--workers", "1", "--link", "pcie=100MB/s",
-    ])
-    assert "simple_lru with 100 device and 120 host blocks is slower than without a host tier" in done.output
+    options = SimulateOptions(
+        trace="multiturn:requests=30,sessions=6", total_kv_blocks=100, kv_cpu_blocks=120, kv_disk_blocks=2_000,
+        policy=PolicyConfig(policy="simple_lru"), stats_every=0,
+    )
+    rates = ("3GB/s", "50MB/s")
+    fast, slow = (
+        simulate(msgspec.structs.replace(options, link=(LinkSetting.parse(f"disk={rate}"),))).document for rate in rates
+    )
+    without = simulate(msgspec.structs.replace(options, kv_disk_blocks=0)).document
+    assert slow["ttft_ms"]["mean"] > 1.5 * fast["ttft_ms"]["mean"]
+    assert [text for text in slow["settings"]["links"] if text.startswith("disk")] == [
+        "disk-write=50000000B/s,100000ns", "disk-read=50000000B/s,100000ns"
+    ]
+
+    lines = [
+        CliRunner().invoke(cli, [
+            "compare", "--trace", options.trace, "--total-kv-blocks", "100", "--kv-cpu-blocks", "120",
+            "--kv-disk-blocks", "2000", "--policies", "simple_lru,belady", "--workers", "1", "--link", f"disk={rate}",
+        ]).stdout.splitlines()
+        for rate in rates
+    ]
+    mean, bare = slow["ttft_ms"]["mean"], without["ttft_ms"]["mean"]
+    points = 100 * (slow["prefix_hit_rate"] - without["prefix_hit_rate"])
+    assert [line for line in lines[1] if "slower than without the disk" in line] == [
+        "simple_lru with 100 device, 120 host, 2,000 disk blocks is slower than without the disk tier: mean ttft "
+        f"{mean:,.1f} ms, {mean - bare:,.1f} ms more, for {points:+.2f} points of hit rate"
+    ]
+    assert any("without the disk" in line for line in lines[0]) == (fast["ttft_ms"]["mean"] > bare)
+
+
+def test_settings_without_a_lower_tier_are_run_once_for_all_policies() -> None:
+    options = SimulateOptions(trace=CHATS, total_kv_blocks=9)
+    policies = ("simple_lru", "lfu", "belady")
+    bare = [without_a_tier(each) for each in grid(options, policies, (), (9,), (0, 5), cache_only=False)]
+    assert bare[:3] == [{}, {}, {}]
+    assert bare[3] == bare[4] != {} == bare[5]
+    assert bare[3]["host"].options.kv_cpu_blocks == 0
 
 
 def test_compat_alone_has_the_unit_of_the_vectors() -> None:

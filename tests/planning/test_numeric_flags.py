@@ -80,6 +80,7 @@ ELSEWHERE: dict[str, dict[str, str]] = {
     },
     "compare": {"workers": "tests.planning.test_compare.test_all_cores_give_the_same_as_one"},
     "serve": {
+        "hosts": "tests.server.test_hosts.test_two_hosts_agree_to_the_end",
         "ranks": "tests.cli.test_cache_flags.test_the_same_flags_make_the_same_cache",
         "seconds": "tests.cli.test_end_to_end.test_an_end_in_order_leaves_no_active_segment",
         "speed": "tests.simulator.test_driver.test_the_events_are_the_same_at_any_speed",

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -22,6 +23,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from tests.vllm.engine import MODEL
 from tests.vllm.executor import WORDS
 
+POLL_S = 0.02
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = {**MODEL, "vocab_size": WORDS, "bos_token_id": 1, "eos_token_id": 1}
 
@@ -114,9 +116,20 @@ def engine(*arguments: str, ready: str, **environment: str) -> Iterator[Engine]:
         started.end()
 
 
+def ask(request: Any, timeout_s: float) -> Any:
+    """A server's answer, once it listens: vLLM says that its start is complete just before."""
+    while True:
+        try:
+            return urllib.request.urlopen(request, timeout=timeout_s)
+        except urllib.error.URLError as error:
+            if not isinstance(error.reason, ConnectionRefusedError):
+                raise
+            time.sleep(POLL_S)
+
+
 def get(url: str) -> str:
     """What a server answers."""
-    with urllib.request.urlopen(url, timeout=60) as answer:
+    with ask(url, 60) as answer:
         return answer.read().decode()  # type: ignore[no-any-return]
 
 
@@ -127,7 +140,7 @@ def complete(url: str, name: str, prompt: list[int], output: int) -> dict[str, A
         f"{url}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json", "X-Request-Id": name}
     )
     try:
-        with urllib.request.urlopen(asked, timeout=120) as answer:
+        with ask(asked, 120) as answer:
             return json.load(answer)  # type: ignore[no-any-return]
     except urllib.error.HTTPError as error:
         raise AssertionError(error.read().decode()) from None

@@ -143,14 +143,17 @@ async def test_a_death_is_told_within_a_tenth_of_a_second(tmp_path: Path) -> Non
 
 
 def test_the_killer_finds_a_leader_that_frees_places_too_early(tmp_path: Path) -> None:
-    """The claim on places can fail: here an engine fills a place that a copy reads."""
+    """The claim on places can fail: here an engine fills a place that a copy reads.
+
+    Replies are taken before each step and not behind the last, so the copy runs as far as the daemon knows.
+    """
     taken = Taken()
     rig = machine(taken, tmp_path)
     assert rig.ranks is not None
     with closing(rig):
         while not rig.leader.state.operations:
-            rig.run(rig.next_ns)
             rig.ranks.wait(0.0)
+            rig.run(rig.next_ns)
         (operation, *_) = rig.leader.state.operations.values()
         rig.ranks.fill(operation.source_pool, operation.sources[:1], [77])
     assert rig.ranks.report.misused_places == 1

@@ -160,13 +160,13 @@ class TargetSession:
         self.reel = Reel() if self.playback is None else None
         """The past of a live target; None on a tape."""
         self.index = index or TapeIndex()
-        """What is known of the tape as a whole."""
+        """Facts about the tape as a whole."""
         self.past: TargetSession | None = None
         """The session on the reel, while this console looks back."""
         self.stood = asyncio.Event()
         """Set when a place of the tape was reached for the first time."""
         self.told: dict[int, Told] | None = None
-        """What the live target told of its engines; None unless this console looks back at it."""
+        """Answers of the live target about its engines; None unless this console looks back at it."""
         self._daemons: RunTape | None = None
         """The daemon's own recording on this machine, once events older than its ring were asked for."""
         self._older: Older | None = None

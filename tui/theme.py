@@ -13,12 +13,10 @@ DARK: Final[dict[str, str]] = {
     "muted": "#8f9bad", "faint": "#717d90", "ok": "#47c299", "caution": "#f5e57a", "fault": "#fb4a64",
     "faultground": "#3d1620", "heldground": "#3a3516", "cautionground": "#3a3516", "gap": "#6b4a4a",
     "gapground": "#241b20", "trend": "#65798f", "trendnow": "#8f9bad",
-    "g1": "#d3deea", "g2": "#93abc6", "g3": "#6683a4", "g4": "#4c6480",
-    "fill.g1": "#93a5b9", "fill.g2": "#65798f", "fill.g3": "#445468", "fill.g4": "#38475a",
-    "fill.onboard": "#b8742e", "fill.prefill": "#2f86c6", "fill.decode": "#2b7d66",
+    "g1": "#27b3c2", "g2": "#b3adff", "g3": "#9353d6", "g4": "#8d5a86", "gone": "#39424f",
+    "fill.copy": "#93a5b9", "fill.onboard": "#b8742e", "fill.prefill": "#2f86c6", "fill.decode": "#2b7d66",
     "initialized": "#a9b5c5", "onboard": "#e28c36", "prefill": "#309ce8", "decode": "#47c299",
     "preempted": "#efbcec", "finishing": "#8f9bad", "finished": "#717d90",
-    "map.g1": "#2fb391", "map.g2": "#4290d8", "map.g3": "#8f74d6", "map.g4": "#b5739d", "map.gone": "#39424f",
     "seam": "#fb4a64",
 }
 LIGHT: Final[dict[str, str]] = {
@@ -26,12 +24,10 @@ LIGHT: Final[dict[str, str]] = {
     "muted": "#586370", "faint": "#707a84", "ok": "#007a62", "caution": "#4c3b00", "fault": "#b8144b",
     "faultground": "#fbdde6", "heldground": "#fdeea6", "cautionground": "#fdeea6", "gap": "#a9837c",
     "gapground": "#f3e9e4", "trend": "#86a1bd", "trendnow": "#586370",
-    "g1": "#1d3550", "g2": "#4a6c92", "g3": "#83a0c0", "g4": "#b4c6da",
-    "fill.g1": "#44617f", "fill.g2": "#86a1bd", "fill.g3": "#bccbd9", "fill.g4": "#d0dbe6",
-    "fill.onboard": "#d08a35", "fill.prefill": "#3f86bd", "fill.decode": "#5fb3a0",
+    "g1": "#00808c", "g2": "#5a50e0", "g3": "#5b2a9d", "g4": "#8f5f83", "gone": "#8d949c",
+    "fill.copy": "#44617f", "fill.onboard": "#d08a35", "fill.prefill": "#3f86bd", "fill.decode": "#5fb3a0",
     "initialized": "#586370", "onboard": "#ad5100", "prefill": "#085891", "decode": "#007a62",
     "preempted": "#ae18cc", "finishing": "#586370", "finished": "#707a84",
-    "map.g1": "#12876a", "map.g2": "#2a6fb0", "map.g3": "#6a4fb5", "map.g4": "#96507c", "map.gone": "#8d949c",
     "seam": "#d0103f",
 }
 _STATES: Final = {
@@ -45,13 +41,12 @@ _ANSI_DARK: Final[dict[str, str]] = {
     "initialized": "white", "onboard": "yellow", "prefill": "bright_blue", "decode": "cyan",
     "preempted": "bright_magenta", "finishing": "white", "finished": "bright_black",
     "fill.onboard": "yellow", "fill.prefill": "bright_blue", "fill.decode": "cyan",
-    "map.g1": "green", "map.g2": "blue", "map.g3": "magenta", "map.g4": "yellow", "map.gone": "bright_black",
-    "seam": "bright_red",
+    "g1": "green", "g2": "blue", "g3": "magenta", "g4": "bright_green", "gone": "bright_black", "seam": "bright_red",
 }
 _ANSI_LIGHT: Final[dict[str, str]] = {
     **_ANSI_DARK, "caution": "black", "fault": "red", "muted": "bright_black", "trend": "bright_black",
     "trendnow": "black", "initialized": "bright_black", "prefill": "blue", "preempted": "magenta",
-    "finishing": "bright_black", "fill.prefill": "blue",
+    "finishing": "bright_black", "fill.prefill": "blue", "g2": "bright_blue", "g3": "bright_magenta",
 }
 THEMES: Final = ("dark", "light", "ansi", "ansi-light", "none")
 """The choices of ``--theme``; ``--no-color`` chooses ``none``."""
@@ -117,8 +112,8 @@ class Theme:
         if kind == "seam":
             return colours["seam"]
         if not self.rich:
-            return "bright_white" if chosen else colours[f"map.{kind}"]
-        colour = blend(colours["background"], colours[f"map.{kind}"], _LIGHT[light])
+            return "bright_white" if chosen else colours[kind]
+        colour = blend(colours["background"], colours[kind], _LIGHT[light])
         return blend(colour, colours["text"], 0.4) if chosen else colour
 
     def _plain_style(self, role: str, ground: str) -> Style:
@@ -162,6 +157,7 @@ _FORES: Final = {
     "strong": "text", "title": "muted", "key": "text", "tab": "muted", "tabsel": "text", "held": "caution",
     "heldbox": "caution", "hatch": "caution", "limit.fault": "fault", "limit.caution": "caution",
     "mark.fault": "fault", "mark.caution": "caution", "track": "rule", "selbar": "text", "todo": "rule",
+    "fill.g1": "g1", "fill.g2": "g2", "fill.g3": "g3", "fill.g4": "g4",
     "computed": "prefill", "keysel": "text", "stale": "faint", "load": "onboard",
 }
 

@@ -139,7 +139,7 @@ def copy_text(state: CacheState, candidate: CandidateFacts, ranks: int = 0) -> s
         return f"candidate {candidate.candidate} on {route}, not promoted"
     silent = silent_ranks(copy, ranks)
     if silent:
-        return f"op {copy.operation}, no report from {ranks_text(silent)}"
+        return f"op {copy.operation} silent on {ranks_text(silent)}"
     return f"op {copy.operation} on {route}" if copy.started else f"op {copy.operation} queued on {route}"
 
 

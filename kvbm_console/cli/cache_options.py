@@ -144,7 +144,7 @@ chosen_options = options(
     click.option("--preset", type=click.Choice(list(PRESETS)),
                  help="Policy and parameters for a kind of work."),
 )
-"""What ``compare`` takes several of."""
+"""Flags of which ``compare`` takes several values."""
 machine_options = options(
     click.option("--block-size", "--block-tokens", "block_size", type=int, metavar="N",
                  help="Tokens in one block.  [default: 16, or that of the workload]"),

@@ -20,7 +20,7 @@ def test_the_stuck_slot_is_found() -> None:
     result = run(RECORDINGS / "stuck-slot.mcap")
     assert result.exit_code == 1
     assert "!! agent-0093  finishing 1m03s" in result.output
-    assert "no report from rank 1" in result.output
+    assert "silent on rank 1" in result.output
     assert "refused 124 times  request_finished: request 'agent-0093' is finishing already" in result.output
     assert "\n   do    " in result.output
     assert "2 faults, 1 caution in 457 events of 13 requests" in result.output

@@ -442,7 +442,7 @@ def test_the_stuck_slot_names_operation_and_rank_and_every_event_on_the_way() ->
     assert isinstance(moved, ev.SlotMoved)
     assert moved.new is SlotState.FINISHING
     started = [events[seq] for seq in stuck.evidence if isinstance(events[seq], ev.OperationStarted)]
-    assert stuck.because == f"waits for op {started[0].operation}, no report from rank 1"
+    assert stuck.because == f"waits for op {started[0].operation} silent on rank 1"
 
 
 def test_a_stay_that_ended_is_told_with_its_end() -> None:

@@ -5,6 +5,7 @@ because events are lost on the way to a reader.
 """
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -29,8 +30,8 @@ from tui.views import all_views
 LASTS_S: Final = {"incident": 60, "stuck": 20, "thrash": 20, "queue": 19, "calm": 45}
 """Virtual seconds until a scenario shows what it has to show. ``calm`` shows nothing."""
 SEEN: Final = {
-    "incident": (STUCK, "no report from rank 1", "G2", "thrash", "preempted"),
-    "stuck": (STUCK, "finishing", "no report from rank 1"),
+    "incident": (STUCK, "silent on rank 1", "G2", "thrash", "preempted"),
+    "stuck": (STUCK, "finishing", "silent on rank 1"),
     "thrash": ("G2", "thrash", "too small for this reuse"),
     "queue": (BIG, "initialized", "G1 blocks"),
     "calm": ("NEEDS YOU   nothing",),
@@ -55,8 +56,8 @@ def recorded(directory: Path, name: str, seconds: int) -> Path:
     return directory / "run"
 
 
-def console_on(recording: Recording) -> Desk:
-    """A console that saw the whole run as it happened, a frame a second."""
+def console_on(recording: Recording, look: Callable[[Desk, int], None] = lambda desk, second: None) -> Desk:
+    """A console that saw the whole run as it happened, a frame a second; ``look`` is called with each second."""
     mirror, mono = Mirror(), Mono()
     mono.at_ns = 0
     mirror.take(Connected("demo", "0" * 16, 1, True, 2_097_152, config=recording.config), 0)
@@ -74,6 +75,7 @@ def console_on(recording: Recording) -> Desk:
         head = events[max(0, at - 1)].seq
         mirror.take(Heartbeat(head, mono.at_ns, "recording", head, head, 0, 0, 1), mono.at_ns)
         desk.draw(120, 40)
+        look(desk, mono.at_ns // SECOND_NS)
     return desk
 
 

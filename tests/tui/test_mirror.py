@@ -206,7 +206,7 @@ def test_a_silent_rank_is_named() -> None:
     script.move(slot, SlotState.FINISHING)
     mirror = folded(script)
     assert mirror.state is not None
-    assert waits_for(mirror, mirror.state.slots[slot], 0) == f"op {operation}, no report from rank 1"
+    assert waits_for(mirror, mirror.state.slots[slot], 0) == f"op {operation} silent on rank 1"
 
 
 def test_blocks_wanted_and_free_are_told() -> None:

@@ -11,12 +11,14 @@ from .glyphs import Glyphs
 from .spans import Line, Row, Span
 
 
-def trend(values: Sequence[float | None], glyphs: Glyphs, top: float | None = None) -> list[Span]:
-    """A row of bars from 0 to ``top`` or to the largest value; the last cell, now, stands out."""
+def trend(
+    values: Sequence[float | None], glyphs: Glyphs, top: float | None = None, role: str = "trend",
+) -> list[Span]:
+    """A row of bars from 0 to ``top`` or to the largest value; the last cell, now, stands out. A tier has its role."""
     if not values:
         return []
     cells = _levels(tuple(values), glyphs.trend, top)
-    return [Span(cells[:-1], "trend"), Span(cells[-1], "trendnow")]
+    return [Span(cells[:-1], role), Span(cells[-1], "trendnow")]
 
 
 @lru_cache(maxsize=256)
@@ -75,7 +77,8 @@ def stack(parts: Sequence[tuple[int, str, str]], cells: int) -> list[Span]:
 
 
 def chart(
-    title: str, value: str, values: Sequence[float | None], rows: int, cells: int, glyphs: Glyphs
+    title: str, value: str, values: Sequence[float | None], rows: int, cells: int, glyphs: Glyphs,
+    role: str = "trend",
 ) -> list[Line]:
     """A title and ``rows`` of columns on a scale from 0 to 1, labelled 100 and 0; ``values`` are one a second."""
     seconds = known_seconds(list(values))
@@ -84,7 +87,7 @@ def chart(
     shown = resample(list(values)[-seconds:], cells)
     for row, columns in enumerate(_columns(tuple(shown), rows, glyphs.eighths)):
         label = "100" if row == 0 else "0" if row == rows - 1 else ""
-        lines.append(Row().right(label, 5, "faint").put(" ").put(columns, "trend").line())
+        lines.append(Row().right(label, 5, "faint").put(" ").put(columns, role).line())
     return lines
 
 

@@ -252,7 +252,7 @@ class Culprit(msgspec.Struct, frozen=True):
 
 
 class Figures(msgspec.Struct, frozen=True):
-    """Who uses the blocks of a box, where they lie, and what happened to them."""
+    """Users of the blocks of a box, their place, and their past."""
 
     blocks: int
     lies: dict[int, int]

@@ -12,6 +12,7 @@ from kvbm_console.core.ids import Tier
 from kvbm_console.core.state import CacheState
 
 from ..model.numbers import count, plain, plural, spoken
+from ..theme import DARK
 from .flame import GONE, Box, Figures, figures, lay_out
 
 WIDTH: Final = 1_200
@@ -20,10 +21,8 @@ HEIGHT: Final = 900
 """Pixels for the longest prompt."""
 BLOCK_PIXELS: Final = 8
 """Pixels of a block at most."""
-COLOURS: Final = {
-    GONE: "#2a323d", Tier.G1: "#2fb391", Tier.G2: "#4290d8", Tier.G3: "#8f74d6", Tier.G4: "#b5739d",
-}
-SEAM: Final = "#fb4a64"
+COLOURS: Final = {GONE: DARK["gone"], **{tier: DARK[tier.name.lower()] for tier in Tier}}
+SEAM: Final = DARK["seam"]
 LABEL_PIXELS: Final = 7
 """The width of a character of a label."""
 

@@ -21,6 +21,8 @@ TABS: Final = (
 )
 """Names of the views, and the short form below 100 columns."""
 TAB_KEYS: Final = "123456789p"
+TABS_WIDE: Final = 105
+"""Columns from which the long names fit."""
 NAMES: Final = (*(long for long, _ in TABS), "Warnings", "Why", "Finished", "Misses")
 """Names of all views, for files and help."""
 NAME_SHARE: Final = 4
@@ -154,7 +156,7 @@ def targets_line(names: Sequence[str], current: int, width: int) -> Line:
 @lru_cache(maxsize=64)
 def tabs_line(current: int, width: int, recording: bool) -> Line:
     """Row 2; the current view stands out."""
-    short = width < 100
+    short = width < TABS_WIDE
     row = Row()
     gap = 1 if short else 2
     if not short:

@@ -150,7 +150,7 @@ class Fates:
             self.askers[fate] = Counter(dict(askers.most_common(ASKERS_MAX // 2)))
 
     def blamed(self, fate: Fate, forest: PrefixMap) -> list[Blame]:
-        """Who drove out the blocks of this fate that are known, most blocks first."""
+        """The requests that drove out the blocks of this fate, those with most blocks first."""
         groups: dict[tuple[str | None, Tier], list[int]] = {}
         for key, (_, loss) in forest.lost.items():
             eviction = loss.eviction

@@ -198,7 +198,7 @@ class History(Lives):
         self.prefixes = prefixes.PrefixMap()
         """All prompts as a forest."""
         self.fates = Fates()
-        """What became of the prompt blocks of admissions."""
+        """Fates of the prompt blocks of admissions."""
         self.prices = Prices()
         """The measured times of a prefilled token and of a copied block."""
         self.frozen_mono: int | None = None

@@ -228,6 +228,19 @@ def cut(text: str, width: int) -> str:
     return text[: max(0, width - 1)].rstrip() + CUT if width > 0 else ""
 
 
+def clauses(text: str, width: int) -> str:
+    """As many clauses of a sentence as fit in ``width`` cells; the first, cut, if none does.
+
+    >>> clauses("place 2 in the queue; first a, which waits", 24)
+    'place 2 in the queue'
+    >>> clauses("38 G1 blocks, 11 free; first of 3", 12)
+    '38 G1 block…'
+    """
+    while len(text) > width and "; " in text:
+        text = text.rpartition("; ")[0]
+    return cut(text, width)
+
+
 def plain(text: str) -> str:
     """Outside text made safe for the terminal: a character for each cell, and no control characters.
 

@@ -92,7 +92,7 @@ def _over_gap(mirror: Mirror, tape: RunTape, seq: int, mono: Clock, state: Cache
 
 
 class TapeIndex:
-    """What one walk over a tape tells. On a reel the spines are there already, and nothing is walked."""
+    """Findings of one walk over a tape. On a reel the spines are there already, and nothing is walked."""
 
     def __init__(self, spines: Spines | None = None) -> None:
         self._kept = KeptSpines()

@@ -62,7 +62,7 @@ class Prices:
 
 
 class TierWorth(msgspec.Struct, frozen=True):
-    """What a tier cost and gave since the run began."""
+    """Cost and gain of a tier since the run began."""
 
     tier: Tier
     down_blocks: int

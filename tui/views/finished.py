@@ -89,7 +89,7 @@ def _known(value: float | None) -> tuple[bool, float]:
 
 def _tier(tier: Tier) -> Column[Done]:
     return Column(
-        name=tier.name, width=5, right=True, gap=2, from_width=100,
+        name=tier.name, width=5, right=True, gap=2, from_width=110,
         cell=lambda done, size, glyphs: _number(done.found(tier)),
         title=f"{tier.name.lower()}_blocks", value=lambda done: done.found(tier))
 

@@ -13,7 +13,7 @@ from ..model.numbers import wrap
 EVERYWHERE = (
     ("1..9", "views"), ("/", "filter"), ("enter esc", "into, back"), (":", "commands"), ("space", "pause view, play"),
     ("← →", "back, on 10 s; shift 60 s"),
-    ("! H", "warnings, newest hold"), ("t p M", "timeline, prefix map, misses"), ("[ ] w", "cause, effect, why"),
+    ("! H", "warnings, newest hold"), ("t p M", "timeline, map, misses"), ("[ ] w", "cause, effect, why"),
     ("m '", "mark, to mark"), ("y e", "copy, export"), ("q", "quit"),
 )
 LIVE = (

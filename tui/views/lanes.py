@@ -115,22 +115,24 @@ def tracks(
     desk: Desk, lives: Sequence[Life], lines: Lifelines, window: Window, bounds: Limits, left: int
 ) -> list[Line]:
     """The counters on the axis of the lanes: who waits, how full each tier is, how much is found."""
-    shown: list[tuple[str, str, list[float | None], float | None]] = []
+    shown: list[tuple[str, str, list[float | None], float | None, str]] = []
     if len(lives) <= COUNTED_MAX:
         queue = waiting(lives, lines, window, bounds)
         most = max(queue, default=0)
-        shown.append(("waiting", f"at most {count(most)}", [float(one) or None for one in queue], float(max(1, most))))
+        queued = [float(one) or None for one in queue]
+        shown.append(("waiting", f"at most {count(most)}", queued, float(max(1, most)), "trend"))
     flows = desk.mirror.flows
     for pool in sorted(desk.mirror.facts.pools, key=lambda pool: (pool.info.tier, pool.info.pool)):
         gauge = flows.occupancy.get(pool.info.pool)
         if gauge is not None and pool.info.capacity_blocks:
             used = pool.resident_blocks * 100 // pool.info.capacity_blocks
-            shown.append((f"{pool.info.tier.name} used", f"{used} %", level_cells(gauge, window), 1.0))
+            tier = pool.info.tier.name
+            shown.append((f"{tier} used", f"{used} %", level_cells(gauge, window), 1.0, tier.lower()))
     now = flows.hit_rate.last(1)[0]
     share = "–" if now is None else f"{int(now * 100)} %"
-    shown.append(("hit rate", share, level_cells(flows.hit_rate, window), 1.0))
+    shown.append(("hit rate", share, level_cells(flows.hit_rate, window), 1.0, "trend"))
     found = []
-    for name, told, values, top in shown:
+    for name, told, values, top, role in shown:
         row = Row().put(f" {name}", "muted").right(told, left - 2, "text").to(left)
-        found.append(row.spans(bars.trend(values, desk.glyphs, top)).line())
+        found.append(row.spans(bars.trend(values, desk.glyphs, top, role)).line())
     return found

@@ -28,8 +28,8 @@ NAMES: Final = {
     Fate.UNSEEN: ("never seen", "not stored before, as far as this console saw"),
 }
 ROLES: Final = {
-    Fate.G1: "map.g1", Fate.G2: "map.g2", Fate.G3: "map.g3", Fate.G4: "map.g4", Fate.UNUSABLE: "initialized",
-    Fate.LATE: "onboard", Fate.NOT_OFFLOADED: "caution", Fate.EVICTED: "seam", Fate.UNSEEN: "map.gone",
+    Fate.G1: "g1", Fate.G2: "g2", Fate.G3: "g3", Fate.G4: "g4", Fate.UNUSABLE: "initialized",
+    Fate.LATE: "onboard", Fate.NOT_OFFLOADED: "caution", Fate.EVICTED: "seam", Fate.UNSEEN: "gone",
 }
 LETTERS: Final = "1234ultE."
 """A band without colours."""

@@ -16,10 +16,10 @@ from ..desk import Desk, View
 from ..draw import bars, words
 from ..draw.frame import Hint
 from ..draw.glyphs import FILL, ORDER, state_role
-from ..draw.spans import BLANK, Line, Row, beside
+from ..draw.spans import BLANK, Line, Row, beside, fit
 from ..draw.words import TIER_WORDS
 from ..model.lints import Warning, copy_level, ended_text, tally
-from ..model.numbers import S, count, cut, duration, flow, per_second, percent, plain, shares, spoken, tenth
+from ..model.numbers import S, clauses, count, cut, duration, flow, per_second, percent, plain, shares, spoken, tenth
 from ..model.series import resample
 from ..model.slots import SlotRow
 from ..model.sources import blocks_only, uncertain
@@ -33,9 +33,8 @@ from .worth import worth_section
 
 WINDOW_S = 60
 """The window of the hit rate."""
-NEEDS_SHORT = 4
-"""Rows of warnings below 36 rows of screen."""
-NEEDS_TALL = 8
+NEEDS_ROWS = 3
+"""Rows that warnings have, whether there are any: so nothing below them moves when a warning comes or goes."""
 FAST_RATE = 1_000
 """Events a second above which a person cannot read each of them; their rows then change FAST_HZ times a second."""
 FAST_HZ = 8
@@ -76,7 +75,7 @@ def cache_section(desk: Desk, state: CacheState, width: int, *, trends: bool = T
     stack.append((max(0, asked - sum(hits)), desk.glyphs.miss, "track"))
     bar = bars.stack(stack, width - 1) if asked else bars.level(None, width - 1, desk.glyphs, "track")
     lines.append(Row().put(" ").spans(bar).line())
-    return [*lines, fates_row(desk, width)] if desk.mirror.fates.asked else lines
+    return [*lines, fates_row(desk, width) if desk.mirror.fates.asked else BLANK]
 
 
 def tiers_section(desk: Desk, state: CacheState, width: int, *, trends: bool = True) -> list[Line]:
@@ -112,7 +111,7 @@ def _tier_line(desk: Desk, state: CacheState, pool: PoolFacts, bar: int, spark: 
     row.right(share, end + 38, "text" if gone else "muted")
     gauge = flows.occupancy.get(pool.info.pool)
     if spark and gauge is not None:
-        row.to(end + 40).spans(bars.trend(resample(gauge.last(60), spark), desk.glyphs, 1.0))
+        row.to(end + 40).spans(bars.trend(resample(gauge.last(60), spark), desk.glyphs, 1.0, tier.name.lower()))
     return row.line()
 
 
@@ -308,7 +307,7 @@ class Overview(View):
 
     def press(self, desk: Desk, key: str) -> bool:
         """Up and down choose a warning, enter opens its subject."""
-        last = max(0, min(len(desk.warnings), NEEDS_TALL if desk.tall else NEEDS_SHORT) - 1)
+        last = max(0, min(len(desk.warnings), NEEDS_ROWS) - 1)
         if key in ("down", "j"):
             self.at = min(last, self.at + 1)
         elif key in ("up", "k"):
@@ -327,16 +326,20 @@ class Overview(View):
     def _one(self, desk: Desk, state: CacheState, width: int, height: int) -> list[Line]:
         gap = [BLANK] if desk.tall else []
         for saving in range(4):
+            flows = flows_section(desk, state, width - 1, trends=saving < 2, busy_only=saving >= 3)
             parts = [
                 cache_section(desk, state, width - 1, trends=saving < 2),
                 tiers_section(desk, state, width - 1, trends=saving < 2),
-                worth_section(desk, state, width - 1),
-                flows_section(desk, state, width - 1, trends=saving < 2, busy_only=saving >= 3),
+                worth_section(desk, state, width - 1), flows,
                 slots_section(desk, state, 1, width - 2, 26, folded=saving >= 1),
             ]
+            others = sum(map(len, parts)) - len(flows) + len(gap) * (len(parts) - 1)
+            if saving == 3:  # the routes in use change, their rows do not
+                parts[3] = fit(flows, max(2, min(1 + len(known_routes(desk)), height - others)))
+            elif others + len(flows) > height:
+                continue
             rows = [line for part in parts for line in [*part, *gap]]
-            if len(rows) - len(gap) <= height:
-                break
+            break
         left = height - len(rows)
         if left >= 3:
             rows += waiting_section(desk, state, min(left - 1, 6), width - 1, with_state=True)
@@ -361,7 +364,7 @@ class Overview(View):
         chart_rows = 5 if left >= 16 else 0
         waiting = min(6, left - len(gap) - 1 - (chart_rows + 1 + len(gap) if chart_rows else 0))
         if waiting >= 2:
-            rows += [*gap, *waiting_section(desk, state, waiting, width - 1, with_state=True)]
+            rows += [*gap, *fit(waiting_section(desk, state, waiting, width - 1, with_state=True), waiting + 1)]
         if chart_rows:
             rows += [*gap, *charts_section(desk, state, width, 2, chart_rows)]
         return rows + self._events(desk, width, height - len(rows), gap)
@@ -389,18 +392,17 @@ class Overview(View):
     # --- warnings ----------------------------------------------------------------------------------------------------
 
     def _needs(self, desk: Desk, width: int) -> list[Line]:
-        warnings = desk.warnings
-        lines = [desk.title("NEEDS YOU", tally(warnings))]
-        most = NEEDS_TALL if desk.tall else NEEDS_SHORT
-        shown = warnings[:most] if len(warnings) <= most else warnings[: most - 1]
+        shown = desk.warnings[:NEEDS_ROWS]
+        head = Row().add(desk.title("NEEDS YOU", tally(desk.warnings)))
+        if len(desk.warnings) > len(shown):
+            head.put(f"   +{len(desk.warnings) - len(shown)} more ", "muted").put("!", "key")
+        lines = [head.line(desk.title("").ground)]
         name_width = min(28, max((len(w.who) for w in shown), default=0))
         state_width = min(28, max((len(w.what) for w in shown), default=0))
         for index, warning in enumerate(shown):
             lines.append(_warning_line(desk, warning, width, name_width, state_width, index == self.at and index > 0))
-        if len(shown) < len(warnings):
-            lines.append(Row().put(f" +{len(warnings) - len(shown)} more", "muted").line())
         self.at = min(self.at, max(0, len(shown) - 1))
-        return lines
+        return fit(lines, 1 + NEEDS_ROWS)
 
 
 def _warning_line(desk: Desk, warning: Warning, width: int, name: int, state: int, chosen: bool) -> Line:
@@ -413,7 +415,7 @@ def _warning_line(desk: Desk, warning: Warning, width: int, name: int, state: in
     usable = key not in ("c", "C") or desk.may_control
     wide = width >= 110 and usable
     room = (width - 20 if wide else width - 1) - row.x - (2 if wide else 0)
-    row.put(cut(plain(ended_text(warning) or warning.because), room), "muted" if over else "text")
+    row.put(clauses(plain(ended_text(warning) or warning.because), room), "muted" if over else "text")
     if wide and not over:
         row.to(width - 20).put(key, "key").put(f"  {word}", "muted")
     row.zone(0, ("row", desk.warnings.index(warning)), width)

@@ -424,9 +424,10 @@ def _missing(desk: Desk, layout: Layout, width: int) -> Line:
 def _legend(desk: Desk, width: int) -> Line:
     row = Row().put(" ")
     for code, text in (("g1.2", "G1"), ("g2.2", "G2"), ("g3.2", "G3"), ("g4.2", "G4"), ("gone.2", "in no tier"),
-                       ("seam", "evicted, asked for again"), ("fold.gone", "folded")):
-        row.spans(_cells([code] * 2, [code] * 2, desk))
-        row.put(f" {text}  ", "muted")
+                       ("seam", "evicted, asked for again" if width > 90 else "asked for again"),
+                       ("fold.gone", "folded")):
+        row.put("  " if row.x > 1 else "").spans(_cells([code] * 2, [code] * 2, desk))
+        row.put(f" {text}", "muted")
     return row.line("", width)
 
 

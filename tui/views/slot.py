@@ -291,7 +291,7 @@ def _choose(life: Life, room: int) -> list[Transfer]:
 def _transfer_line(desk: Desk, life: Life, transfer: Transfer, window: Window, width: int) -> Line:
     row = Row().put(f" {transfer.label.ljust(4)} ", "muted").spans([words.route(transfer.route)])
     row.right(str(transfer.blocks), 19, "text").to(LIFE_LEFT)
-    wire = "fill.onboard" if transfer.route.is_load else "fill.g1"
+    wire = "fill.onboard" if transfer.route.is_load else "fill.copy"
     row.spans(runs(transfer_codes(transfer, life, window), set(), desk.glyphs, wire))
     if transfer.open and transfer.started_ns is None and life.held_now() is not None:
         row.right("parked", width - 1, "caution")

@@ -18,7 +18,7 @@ from ..draw.spans import BLANK, Line, Row, Span, beside, fit
 from ..draw.table import MOVES, Column, Order, Table, as_table, fields_of, moved
 from ..draw.words import LIFE_WORDS, prompt_bar
 from ..model.filters import with_fields
-from ..model.numbers import brief, count, cut, duration, plain
+from ..model.numbers import brief, clauses, count, cut, duration, plain
 from ..model.slots import SlotRow
 from .blocks import prefix_section, queue_section
 from .slot import slot_panel
@@ -98,7 +98,7 @@ OPS: Final[Column[SlotRow]] = Column(
 PREEMPTIONS: Final[Column[SlotRow]] = Column(title="preemptions", value=lambda row: row.slot.preemptions)
 WAITS: Final[Column[SlotRow]] = Column(
     name="WAITS FOR", gap=lambda width: 3 if width < 100 else 2, from_width=60,
-    cell=lambda row, size, glyphs: [Span(cut(row.waits, size), "text" if row.level is not None else "muted")],
+    cell=lambda row, size, glyphs: [Span(clauses(row.waits, size), "text" if row.level is not None else "muted")],
     title="waits_for", value=lambda row: row.waits)
 LIFETIME: Final[Column[SlotRow]] = Column(
     field=Field("lifetime", Kind.DURATION, lambda slot, state, now: now - slot.opened_ns, "How long it has existed."))

@@ -264,7 +264,7 @@ def _occupancy_row(desk: Desk, pools: list[PoolFacts], width: int) -> Line:
         gauge = desk.mirror.flows.occupancy.get(pool.info.pool)
         if gauge is not None:
             row.put(f"   {pool.info.tier.name} ", "muted")
-            row.spans(bars.trend(resample(gauge.last(seconds), 12), desk.glyphs, 1.0))
+            row.spans(bars.trend(resample(gauge.last(seconds), 12), desk.glyphs, 1.0, pool.info.tier.name.lower()))
     return row.line("", width - 1)
 
 
@@ -276,7 +276,7 @@ def occupancy_charts(desk: Desk, pools: list[PoolFacts], width: int, number: int
         gauge = desk.mirror.flows.occupancy.get(pool.info.pool)
         values: list[float | None] = gauge.last(600) if gauge is not None else [None] * 600
         chart = bars.chart(f"{pool.info.tier.name} OCCUPANCY", percent(pool.resident_blocks, pool.info.capacity_blocks),
-                           values, rows, pitch - 11, desk.glyphs)
+                           values, rows, pitch - 11, desk.glyphs, pool.info.tier.name.lower())
         lines = beside(lines, chart, index * pitch)
     return lines
 

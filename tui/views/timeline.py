@@ -76,9 +76,9 @@ def minimap(desk: Desk, window: Window, width: int, left: int, now: int) -> Line
     low, high = max(0, min(cells - 2, low)), max(1, min(cells, high))
     if text and low > 0:
         row.put(text[:low], "trend").put(desk.glyphs.window[0], "text")
-        row.put(text[low + 1 : high], "fill.g1").put(text[high:], "trend")
+        row.put(text[low + 1 : high], "trendnow").put(text[high:], "trend")
     else:
-        row.put(text[: cells], "fill.g1")
+        row.put(text[: cells], "trendnow")
     row.to(left + cells).put(desk.glyphs.window[1], "rule")
     return row.line("", width)
 
@@ -173,7 +173,8 @@ def legend(desk: Desk, width: int) -> Line:
         word = state.label if width >= 180 else short
         row.put(glyphs.life[state] * 2, FILL[state]).put(f" {word}  ", "muted")
     row.put(glyphs.hatch * 2, "hatch").put(" held  ", "muted").put(glyphs.gap * 2, "gap").put(" gap  ", "muted")
-    row.put(glyphs.late * 2, "limit.fault").put(" past its limit", "muted")
+    if row.x + 18 < width:
+        row.put(glyphs.late * 2, "limit.fault").put(" past its limit", "muted")
     return row.line("", width - 1)
 
 
@@ -493,7 +494,7 @@ class Timeline(View):
                 row.put(f" {transfer.blocks}", "muted")
             row.to(left)
             codes = transfer_codes(transfer, life, window)
-            wire = "fill.onboard" if transfer.route.is_load else "fill.g1"
+            wire = "fill.onboard" if transfer.route.is_load else "fill.copy"
             spans = self._overlay(desk, runs(codes, set(), desk.glyphs, wire), window)
             lines.append(Row().add(row.line(width=left)).to(left).spans(spans).line("", width))
         return lines

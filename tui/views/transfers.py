@@ -428,7 +428,7 @@ def _stamps(desk: Desk, transfer: Transfer, width: int) -> list[Line]:
     cells = max(8, width - 8 - len(parts) - 1)
     glyphs = desk.glyphs
     bar = bars.stack([(queue, glyphs.queued, "muted"), (held, glyphs.hatch, "hatch"),
-                      (wire or 0, glyphs.wire, "fill.onboard" if transfer.route.is_load else "fill.g1")], cells)
+                      (wire or 0, glyphs.wire, "fill.onboard" if transfer.route.is_load else "fill.copy")], cells)
     return [row.line("", width - 1), Row().to(7).spans(bar).to(7 + cells).put(parts, "muted").line("", width - 1)]
 
 
@@ -438,7 +438,7 @@ def known_routes(desk: Desk) -> list[Route]:
     tiers = {pool.info.tier for pool in state.pools} if state is not None else set()
     usual = [Route.G1_G2, Route.G2_G1, Route.G2_G3, Route.G3_G1, Route.G3_G2]
     seen = set(desk.mirror.flows.routes) | {transfer.route for transfer in desk.mirror.transfers.values()}
-    wanted = {route for route in usual[:4] if route.source in tiers and route.target in tiers} | seen
+    wanted = {route for route in usual if route.source in tiers and route.target in tiers} | seen
     return [route for route in usual if route in wanted] + sorted(wanted - set(usual))
 
 

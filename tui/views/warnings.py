@@ -15,7 +15,7 @@ from ..draw.frame import Hint
 from ..draw.spans import BLANK, Line, Row, Span
 from ..draw.table import MOVES, Column, Table, as_table, fields_of, moved
 from ..model.lints import COPIES, MANY, TEXTS, Warning, ended_text, fold, tally
-from ..model.numbers import count, cut, plain, wrap
+from ..model.numbers import clauses, count, cut, plain, wrap
 
 
 def _over(warning: Warning) -> bool:
@@ -42,7 +42,7 @@ STATE: Final[Column[Warning]] = Column(
     title="what", value=lambda warning: warning.what)
 REASON: Final[Column[Warning]] = Column(
     gap=2, cell=lambda warning, size, glyphs: [
-        Span(cut(plain(ended_text(warning) or warning.because), size), "muted" if _over(warning) else "text")],
+        Span(clauses(plain(ended_text(warning) or warning.because), size), "muted" if _over(warning) else "text")],
     title="because", value=lambda warning: warning.because)
 SEQ: Final[Column[Warning]] = Column(title="seq", value=lambda warning: warning.seq)
 ENDED: Final[Column[Warning]] = Column(

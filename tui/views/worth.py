@@ -32,21 +32,32 @@ def worth_section(desk: Desk, state: CacheState, width: int) -> list[Line]:
     if not found:
         return []
     if not desk.tall:
-        row = Row().put(" PAYS", "title").put("  ")
-        for worth in found:
-            row.put(f"{worth.tier.name} ", "muted").put(worth.verdict, _role(worth))
-            saved, copying = _seconds(worth)
-            row.put(f", {saved} for {copying} of copies   " if worth.found_tokens else "   ", "text")
-        return [row.line("bar", width)]
+        return [next((line for line in (_short(found, prices) for prices in PRICES) if line.width <= width),
+                     _short(found, ""))]
     lines = [desk.title("DOES IT PAY", "since the run began, at the prices seen here")]
     for worth in found:
         row = Row().put(f" {worth.tier.name} ", "muted").put(worth.verdict, _role(worth))
-        row.put(f"   {brief(worth.down_blocks)} down {brief(worth.back_blocks)} back", "text")
+        told = f"   {brief(worth.down_blocks)} down {brief(worth.back_blocks)} back"
         if worth.found_tokens:
             saved, copying = _seconds(worth)
-            row.put(f", {brief(worth.found_tokens)} tokens found: {saved} for {copying} of copies", "text")
-        lines.append(row.line("", width))
+            paid = f"{saved} for {copying} of copies"
+            full = f"{told}, {brief(worth.found_tokens)} tokens found: {paid}"
+            told = full if row.x + len(full) < width else f"{told}, {paid}"
+        lines.append(row.put(told, "text").line("", width))
     return lines
+
+
+PRICES: Final = (", {} for {} of copies", ", {} for {}", "")
+"""Forms of the seconds saved and spent, the longest first."""
+
+
+def _short(found: list[TierWorth], prices: str) -> Line:
+    """All tiers in a row."""
+    row = Row().put(" PAYS", "title")
+    for worth in found:
+        row.put(f"   {worth.tier.name} ", "muted").put(worth.verdict, _role(worth))
+        row.put(prices.format(*_seconds(worth)) if worth.found_tokens else "", "text")
+    return row.line("bar")
 
 
 def _seconds(worth: TierWorth) -> tuple[str, str]:
@@ -104,7 +115,9 @@ def curve_section(desk: Desk, state: CacheState, width: int) -> list[Line]:
         gain = point.doubled.hit_rate - point.rate.hit_rate
         row.put(f"+{_percent(gain)}", "caution" if gain >= 0.05 else "text").put("   ")
     hits = sum(fates.blocks[fate] for fate in (Fate.G1, Fate.G2, Fate.G3, Fate.G4))
-    row.put("measured ", "muted").put(tenth(hits, fates.asked), "text")
+    measured = tenth(hits, fates.asked)
+    if row.x + len(measured) + 9 < width:
+        row.put("measured ", "muted").put(measured, "text")
     lines.append(row.line("", width))
     return [*lines, *_chart(desk, points, width)] if desk.tall else lines
 
@@ -146,18 +159,28 @@ def _chart(desk: Desk, points: list[_Point], width: int) -> list[Line]:
 
 
 def evictions_row(desk: Desk, state: CacheState, tier: Tier, width: int) -> Line:
-    """The evictions of a tier by cause, and by how soon a prompt asked for the block again."""
+    """The evictions of a tier by cause, and by how soon a prompt asked for the block again; narrow, fewer ages."""
+    return next((line for line in (
+        _evictions(desk, state, tier, parts) for parts in (2, 1, 0)
+    ) if line.width < width), _evictions(desk, state, tier, -1))
+
+
+def _evictions(desk: Desk, state: CacheState, tier: Tier, parts: int) -> Line:
+    """The row with as many ages, at most 2; below 0 without the causes, too."""
     causes, evicted = desk.mirror.fates.evicted[tier], state.totals.evicted_blocks[tier - 1]
     row = Row().put(" evicted ", "muted").put(count(evicted), "text")
-    for rule, blocks in causes.most_common():
+    for rule, blocks in causes.most_common() if parts >= 0 else ():
         row.put(f"  {RULES[rule]} ", "muted").put(brief(blocks), "text")
     unknown = evicted - sum(causes.values())
-    if unknown:
+    if unknown and parts >= 0:
         row.put("  cause not seen ", "muted").put(brief(unknown), "text")
     again = state.totals.asked_again[tier - 1]
     row.put("   asked again ", "muted")
     if not sum(again):
-        return row.put("–", "text").line("", width)
+        return row.put("–", "text").line()
     row.put(count(sum(again)), "text").put(f", {tenth(sum(again), evicted)} %" if evicted else "", "text")
-    row.put(": half within ", "muted").put(duration(age_within(again, 0.5)), "text").put(", 90 % within ", "muted")
-    return row.put(duration(age_within(again, 0.9)), "text").line("", width)
+    if parts >= 1:
+        row.put(": half within ", "muted").put(duration(age_within(again, 0.5)), "text")
+    if parts == 2:
+        row.put(", 90 % within ", "muted").put(duration(age_within(again, 0.9)), "text")
+    return row.line()

@@ -1,6 +1,8 @@
 """Draws the pictures of this directory from ``run.mcap``: ``make screens``.
 
-Each main view as a picture, and a short film of a first minute: the overview, a stop, the held request, the timeline.
+Each main view in several looks, three pictures for the README, and a film of twenty seconds of the demo's incident:
+a request that never ends is found, explained, and the next one is held; then the prefix map. Film and README run the
+machine itself, in virtual time.
 ``--record`` makes the run itself again first; ``--check`` writes nothing and names the pictures that today's code would
 draw otherwise.
 
@@ -10,7 +12,7 @@ Law of this file: nothing depends on the wall's clock, so that the same code dra
 import asyncio
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -20,6 +22,7 @@ import msgspec
 from textual.geometry import Region
 
 from recordings.screens.film import film
+from recordings.screens.stage import Stage
 from recordings.screens.tape import SECOND, Tape, record
 from tui.app import ConsoleApp
 from tui.source import TargetSession
@@ -62,11 +65,17 @@ FILM_SIZE: Final = (100, 30)
 FRAME_S: Final = 0.8
 """How long a frame of the film stays: long enough to read what changed."""
 FILM: Final[tuple[tuple[float, str], ...]] = (
-    *((7 + half / 2, "") for half in range(5)), (9.3, ""), (9.6, ""), (9.8, "2"), (10.2, "down"), (10.6, "H"),
-    (11.0, ""), (11.5, ""), (12.0, "4"), (12.2, "n"), (12.4, "right_square_bracket"), (12.6, "right_square_bracket"),
-    (12.9, "0"), (13.2, ""), (13.5, ""), (13.8, "1"), (14.0, ""),
+    (14.0, ""), (15.5, ""), (17.5, ""), (19.0, ""),  # NEEDS YOU names a request
+    (19.5, "enter"), (20.5, ""), (21.5, ""),  # its copy waits for a rank
+    (22.0, "w"), (22.5, ""), (23.5, ""),  # explained
+    (24.0, "b"), (24.5, ""), (25.0, "enter"), (26.0, ""),  # the next one is to stop
+    (27.0, ""), (27.5, "H"), (28.5, ""), (29.5, ""), (30.0, "c"), (31.0, ""),  # held, looked at, let go
+    (31.5, "p"), (34.0, ""), (38.0, ""), (42.0, ""),  # the prefix map
+    (43.0, "1"),
 )
-"""The film: the second of the run, and the key that is pressed then."""
+"""The film: the second of the incident, and the key that is pressed then."""
+README: Final = {"console.svg": (46.0, "1"), "timeline.svg": (47.0, "4"), "prefixes.svg": (48.0, "p")}
+"""The pictures of the README: the second of the incident, and the key of the view."""
 _NAMES: Final = re.compile(r"terminal-\d+")
 """Names of elements, different in every process."""
 _FONTS: Final = re.compile(r"@font-face \{.*?\}", re.DOTALL)
@@ -135,34 +144,36 @@ async def texts(look: Look) -> str:
     return "".join((await shown(look, text_of, more=True)).values())
 
 
-async def moving() -> str:
-    """The film."""
-    tape, frames = Tape(), []
-    session = TargetSession(tape, None, socket="unix:kvbm-console.sock", mono=tape.mono, wall=tape.wall)
+async def played(script: Sequence[tuple[float, str]], size: tuple[int, int], name: str) -> list[str]:
+    """A picture after each key of a script, on the demo's incident."""
+    stage, frames = Stage("incident"), []
+    session = TargetSession(
+        stage, stage, socket="unix:demo.sock", mono=stage.mono, wall=stage.wall, explain=stage.explain)
     app = Still(session, theme="dark", utc=True)
-    async with app.run_test(size=FILM_SIZE) as pilot:
+    async with app.run_test(size=size) as pilot:
         at = 0
-        for second, key in FILM:
+        for second, key in script:
             while at < second * SECOND:
                 at = min(at + SECOND // 4, int(second * SECOND))
-                await tape.until(at)
+                await stage.until(at)
                 app.draw()
             if key:
                 await pilot.press(key)
+                await pilot.pause()  # what a key began in a task ends
             app.draw()
             await pilot.pause()
-            frames.append(picture(app, "film"))
-    return film(frames, FRAME_S)
+            frames.append(picture(app, name))
+    return frames
 
 
 def draw() -> dict[str, str]:
     """File name to content of everything here."""
-    made = asyncio.run(pictures(Look(SIZE)))
+    made = dict(zip(README, asyncio.run(played(tuple(README.values()), SIZE, "view")), strict=True))
     for folder, look in LOOKS.items():
         made |= asyncio.run(pictures(look, f"{folder}/"))
     for name, look in TEXTS.items():
         made[f"{name}.txt"] = asyncio.run(texts(look))
-    return {**made, "film.svg": asyncio.run(moving())}
+    return {**made, "film.svg": film(asyncio.run(played(FILM, FILM_SIZE, "film")), FRAME_S)}
 
 
 def stale() -> list[str]:

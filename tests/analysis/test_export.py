@@ -1,6 +1,7 @@
 """Exports are whole, say what the recording says, and need nothing that is not there."""
 
 import json
+import re
 import sys
 from collections import Counter
 from itertools import pairwise
@@ -148,6 +149,7 @@ def test_perfetto_tracks_are_described_balanced_and_connected(name: str, tmp_pat
     tracks = {one.uuid: one for one in described}
     depth: Counter[int] = Counter()
     names: Counter[str] = Counter()
+    kinds: set[tuple[str, ...]] = set()
     begun: set[int] = set()
     ended: set[int] = set()
     for packet in sorted((one for one in trace.packet if one.HasField("track_event")), key=lambda one: one.timestamp):
@@ -155,6 +157,9 @@ def test_perfetto_tracks_are_described_balanced_and_connected(name: str, tmp_pat
         assert event.track_uuid in tracks
         if event.type == TrackEvent.TYPE_SLICE_BEGIN:
             depth[event.track_uuid] += 1
+            kinds.add((*event.categories, event.name))
+            if "wire" in event.categories:
+                assert {"route", "blocks", "operation"} <= {note.name for note in event.debug_annotations}
             names[event.name.split(",")[0].split(" ")[0]] += 1
         elif event.type == TrackEvent.TYPE_SLICE_END:
             depth[event.track_uuid] -= 1
@@ -163,6 +168,9 @@ def test_perfetto_tracks_are_described_balanced_and_connected(name: str, tmp_pat
         ended |= set(event.terminating_flow_ids)
     assert not +depth
     assert ended <= begun
+    # A pivot table groups by category and name: both tell the kind, and no name has the number of one copy or request.
+    assert {kind for kind, _ in kinds} <= {"state", "hold", "queued", "wire"}
+    assert not [name for _, name in kinds if re.search(r"\d", re.sub(r"G\d", "", name))], kinds
     groups = {one.name for one in tracks.values() if not one.HasField("parent_uuid")}
     assert groups == {"slots", "holds", "transfers", "tiers", "engine"}
     requests = {event.request for event in events_of(name) if isinstance(event, ev.SlotOpened)}

@@ -2,6 +2,7 @@
 
 import itertools
 import re
+from math import dist
 
 import pytest
 from hypothesis import given, settings
@@ -11,7 +12,7 @@ from rich.console import Console
 
 from tui.canvas import Canvas
 from tui.draw.spans import Line, Span
-from tui.theme import THEMES, Theme
+from tui.theme import DARK, LIGHT, THEMES, Theme
 
 ROLES = ("text", "muted", "fault", "title", "pill.ok", "heldbox", "fill.g1", "decode.u", "text@sel", "cursor", "gap")
 LINES = st.builds(
@@ -77,3 +78,39 @@ def test_only_rows_that_differ_are_sent_and_the_terminal_shows_the_last_frame(fr
         assert canvas.rows_drawn - rows == differ
         assert len(sent) == (differ > 0)
         assert shown == {y: canvas.row(line, 12) for y, line in enumerate(after)}
+
+
+def lab(colour: str) -> tuple[float, float, float]:
+    """A colour in CIE L*a*b*, in which distances are alike to the eye."""
+    def linear(share: float) -> float:
+        return share / 12.92 if share <= 0.04045 else ((share + 0.055) / 1.055) ** 2.4
+
+    def root(value: float) -> float:
+        return value ** (1 / 3) if value > 0.008856 else 7.787 * value + 16 / 116
+
+    red, green, blue = (linear(int(colour[at : at + 2], 16) / 255) for at in (1, 3, 5))
+    x = root((0.4124 * red + 0.3576 * green + 0.1805 * blue) / 0.95047)
+    y = root(0.2126 * red + 0.7152 * green + 0.0722 * blue)
+    z = root((0.0193 * red + 0.1192 * green + 0.9505 * blue) / 1.08883)
+    return 116 * y - 16, 500 * (x - y), 200 * (y - z)
+
+
+STATES = ("onboard", "prefill", "decode", "preempted", "caution", "fault")
+TIERS = ("g1", "g2", "g3", "g4")
+
+
+@pytest.mark.parametrize("name", ["dark", "light"])
+def test_a_tier_has_its_own_colour_in_every_view(name: str) -> None:
+    """No colour of a tier is taken for that of a state or of trouble, nor for another tier's."""
+    colours = {"dark": DARK, "light": LIGHT}[name]
+    for tier in TIERS:
+        for other in (*STATES, *(each for each in TIERS if each != tier)):
+            assert dist(lab(colours[tier]), lab(colours[other])) >= 20, (tier, other)
+        assert Theme(name).style(tier).color == Theme(name).style(f"fill.{tier}").color
+
+
+@pytest.mark.parametrize("name", ["ansi", "ansi-light"])
+def test_a_tier_has_its_own_colour_among_sixteen(name: str) -> None:
+    theme = Theme(name)
+    found = [theme.style(role).color for role in (*TIERS, *STATES)]
+    assert len(set(found)) == len(found)

@@ -65,11 +65,14 @@ class PerfettoTrace(Consumer):
         return packet
 
     def _slice(
-        self, track: int, name: str, begin_ns: int, end_ns: int, args: dict[str, Any], flow: int | None = None
+        self, track: int, kind: str, name: str, begin_ns: int, end_ns: int, args: dict[str, Any],
+        flow: int | None = None,
     ) -> None:
+        """A slice of a category, by which a pivot table groups as it does by name and arguments."""
         kinds = self._pb.TrackEvent
         packet = self._event(track, begin_ns, kinds.TYPE_SLICE_BEGIN)
         packet.track_event.name = name
+        packet.track_event.categories.append(kind)
         self._annotate(packet.track_event, args)
         if flow is not None:
             packet.track_event.flow_ids.append(flow)
@@ -109,12 +112,12 @@ class PerfettoTrace(Consumer):
     def state(self, row: StateSpan) -> None:
         """A slice on the slot's track."""
         track = self._track("slots", row.slot, row.request)
-        self._slice(track, row.state, row.begin_ns, row.end_ns, state_args(row))
+        self._slice(track, "state", row.state, row.begin_ns, row.end_ns, state_args(row))
 
     def hold(self, row: HoldSpan) -> None:
         """A slice on a track of its own."""
         track = self._track("holds", row.slot, row.request)
-        self._slice(track, f"held at {row.site}", row.begin_ns, row.end_ns, hold_args(row))
+        self._slice(track, "hold", f"held at {row.site}", row.begin_ns, row.end_ns, hold_args(row))
 
     def transfer(self, row: TransferSpan) -> None:
         """Queued and on the wire, with a flow from the slot's track through both and back."""
@@ -126,9 +129,9 @@ class PerfettoTrace(Consumer):
         if slot is not None:
             self._instant(slot, f"planned {row.route}", row.planned_ns, args, flow)
         queued_until = row.started_ns if row.started_ns is not None else row.until_ns
-        self._slice(track, f"queued {name}", row.planned_ns, queued_until, args, flow)
+        self._slice(track, "queued", f"queued {name}", row.planned_ns, queued_until, args, flow)
         if row.started_ns is not None:
-            self._slice(track, name, row.started_ns, row.until_ns, args, flow)
+            self._slice(track, "wire", name, row.started_ns, row.until_ns, args, flow)
         if row.ended_ns is not None and slot is not None:
             self._instant(slot, f"{row.status} {row.route}", row.ended_ns, args, flow, ends=True)
 

@@ -46,7 +46,8 @@ def hold_args(row: HoldSpan) -> dict[str, Any]:
 def transfer_args(row: TransferSpan) -> dict[str, Any]:
     """The same for a copy."""
     known = {
-        "request": row.request, "candidate": row.candidate, "operation": row.operation, "batch": row.batch,
+        "request": row.request, "route": row.route, "candidate": row.candidate, "operation": row.operation,
+        "batch": row.batch,
         "blocks": row.blocks, "status": row.status, "reason": row.reason, "seq": row.seq,
         "thrash_blocks": row.thrash_blocks or None,
     }
@@ -54,6 +55,6 @@ def transfer_args(row: TransferSpan) -> dict[str, Any]:
 
 
 def transfer_name(row: TransferSpan) -> str:
-    """The label of a copy: ``op 12, 64 blocks``."""
-    which = f"candidate {row.candidate}" if row.operation is None else f"op {row.operation}"
-    return f"{which}, {row.blocks} blocks" + ("" if row.status == "completed" else f", {row.reason or row.status}")
+    """The kind of a copy: ``G1→G2``, or ``G1→G2 skipped``. Numbers are arguments, so a viewer can group by names."""
+    kind = row.route.replace(">", "→")
+    return kind if row.status == "completed" else f"{kind} {row.status}"

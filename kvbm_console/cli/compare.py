@@ -8,6 +8,7 @@ import importlib
 import importlib.util
 import io
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -129,7 +130,7 @@ def compare(
     pair_wanted = None if wanted is None else (cells[wanted[0]], cells[wanted[1]])
     _print(cells, pair_wanted, options, cache_only, form, curve, slower)
     if plot is not None:
-        draw(plot, cells, options.trace, curve)
+        draw(plot, cells, options.trace, curve, options.block_bytes)
         warn(f"drawn into {plot}")
     warn(f"{runs} runs in {time.perf_counter() - started:.2f} s")
     return 0
@@ -292,6 +293,16 @@ LIBRARY: Final = "matplotlib"
 TICKS_MAX: Final = 12
 """Capacities that have a label of their own; more would overlap."""
 SUFFIXES: Final = (".svg", ".png")
+FIGURE_INCHES: Final = (12.8, 7.2)
+"""The shape of a slide."""
+COLOURS: Final = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#7a5195", "#8c6d31")
+"""Colours that stay apart for eyes that see no red or green."""
+LABEL_SHARE: Final = 0.055
+"""Share of the height between two labels."""
+LABELS_AT: Final = 1.12
+"""Labels stand at this many times the largest capacity."""
+NEAR: Final = 4
+"""The LRU curve is drawn from this part of the smallest machine on."""
 
 
 def require_plot(path: Path) -> None:
@@ -304,56 +315,107 @@ def require_plot(path: Path) -> None:
         raise missing("--plot", "plot", LIBRARY)
 
 
-def draw(path: Path, cells: "list[Cell]", title: str, curve: list[tuple[int, float]]) -> None:
-    """A curve for each policy over device and host blocks together; the same cells give the same picture.
+def draw(path: Path, cells: "list[Cell]", title: str, curve: list[tuple[int, float]], block_bytes: int) -> None:
+    """A curve for each policy over device and host memory together, in the band between LRU and the optimum.
 
-    ``curve`` is the exact LRU curve, or empty.
+    The same cells give the same picture. ``curve`` is the exact LRU curve, or empty.
     """
     figure, axes = _figure()
+    curves: dict[str, list[tuple[float, float]]] = {}
     if curve:
-        axes.plot([x for x, _ in curve], [100 * y for _, y in curve], color="grey", linewidth=1, label="LRU, exact")
-    curves: dict[str, list[tuple[int, float]]] = {}
+        curves["LRU, exact"] = [(_gib(x, block_bytes), 100 * y) for x, y in curve]
     for cell in cells:
         if cell.hit_rate is not None:
-            point = (cell.total_kv_blocks + cell.kv_cpu_blocks, 100 * cell.hit_rate)
+            point = (_gib(cell.total_kv_blocks + cell.kv_cpu_blocks, block_bytes), 100 * cell.hit_rate)
             curves.setdefault(cell.label, []).append(point)
+    colours = iter(COLOURS)
+    ends = []
     for label, points in curves.items():
         points.sort()
-        style: dict[str, Any] = {"linestyle": "--", "color": "black"} if label == "belady" else {}
-        axes.plot([x for x, _ in points], [y for _, y in points], marker="o", markersize=4, label=label, **style)
+        optimum = label == "belady"
+        colour = "black" if optimum else "grey" if label == "LRU, exact" else next(colours, "grey")
+        marker = "" if label == "LRU, exact" else "o"
+        axes.plot([x for x, _ in points], [y for _, y in points], marker=marker, markersize=5, color=colour,
+                  linewidth=2, linestyle="--" if optimum else "-")
+        ends.append((*points[-1], "the optimum (belady)" if optimum else label, colour))
+    lru, best = dict(curves.get("simple_lru", ())), dict(curves.get("belady", ()))
+    both = sorted(lru.keys() & best.keys())
+    axes.fill_between(both, [lru[x] for x in both], [best[x] for x in both], color="black", alpha=0.07)
+    ticks = sorted({x for label, points in curves.items() if label != "LRU, exact" for x, _ in points})[:TICKS_MAX]
     axes.set_xscale("log")
-    ticks = sorted({x for points in curves.values() for x, _ in points})[:TICKS_MAX]
-    axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
+    axes.set_xticks(ticks, [_size(tick) for tick in ticks])
     axes.minorticks_off()
-    _save(path, figure, axes, title)
+    _save(path, figure, axes, title, ends, [y for points in curves.values() for _, y in points])
 
 
 def draw_curve(
-    path: Path, title: str, curve: list[tuple[int, float]], runs: list[tuple[str, int, float]]
+    path: Path, title: str, curve: list[tuple[int, float]], runs: list[tuple[str, int, float]], block_bytes: int
 ) -> None:
-    """The exact LRU curve, and a point for each run: its label, the blocks of all tiers, its hit rate."""
+    """The exact LRU curve, and a point for each run: its label, the blocks of all tiers, its hit rate. The first run
+    is the machine of today."""
     figure, axes = _figure()
-    axes.plot([x for x, _ in curve], [100 * y for _, y in curve], color="black", label="LRU, all tiers as one")
-    for label, blocks, rate in runs:
-        axes.plot([blocks], [100 * rate], linestyle="", marker="o", markersize=5, label=label)
+    least = min(blocks for _, blocks, _ in runs) / NEAR
+    shown = [(_gib(x, block_bytes), 100 * y) for x, y in curve if x >= least]
+    axes.plot([x for x, _ in shown], [y for _, y in shown], color="grey", linewidth=2)
+    ends = [(*shown[-1], "LRU, all tiers as one", "grey")] if shown else []
+    colours = iter(COLOURS)
+    for at, (label, blocks, rate) in enumerate(runs):
+        x, y = _gib(blocks, block_bytes), 100 * rate
+        colour = next(colours, "grey") if at else "black"
+        axes.plot([x], [y], linestyle="", marker="o" if at else "D", markersize=8 if at else 11, color=colour)
+        ends.append((x, y, label if at else "you are here", colour))
     axes.set_xscale("log")
-    _save(path, figure, axes, title)
+    powers = [2.0**power for power in range(-10, 20)]
+    low, high = min(x for x, *_ in ends) / NEAR, max(x for x, *_ in ends)
+    ticks = [power for power in powers if low <= power <= high]
+    axes.set_xticks(ticks, [_size(tick) for tick in ticks])
+    axes.minorticks_off()
+    _save(path, figure, axes, title, ends, [y for _, y in shown])
+
+
+def _gib(blocks: int, block_bytes: int) -> float:
+    return blocks * block_bytes / 2**30
+
+
+def _size(gib: float) -> str:
+    return f"{gib:.0f}" if gib >= 10 else f"{gib:.2g}"
 
 
 def _figure() -> tuple[Any, Any]:
     matplotlib: Any = importlib.import_module(LIBRARY)
     matplotlib.use("Agg")
     matplotlib.rcParams["svg.hashsalt"] = "kvbm-console"
-    figure = importlib.import_module(f"{LIBRARY}.figure").Figure(figsize=(8, 5), layout="constrained")
+    matplotlib.rcParams["font.size"] = 13
+    figure = importlib.import_module(f"{LIBRARY}.figure").Figure(figsize=FIGURE_INCHES, layout="constrained", dpi=150)
     return figure, figure.subplots()
 
 
-def _save(path: Path, figure: Any, axes: Any, title: str) -> None:
-    axes.set_xlabel("blocks")
-    axes.set_ylabel("prefix hit rate, %")
-    axes.set_title(title, fontsize=9)
-    axes.grid(True, alpha=0.3)
-    axes.legend(fontsize=8)
+def _save(
+    path: Path, figure: Any, axes: Any, title: str, ends: list[tuple[float, float, str, str]], drawn: Iterable[float],
+) -> None:
+    """Write the picture of these values, with a label (x, y, text, colour) beside each end, none over another."""
+    values = [*drawn, *(y for _, y, *_ in ends)] or [0.0, 100.0]
+    low, high = max(0.0, min(values) - 3), min(105.0, max(values) + 3)
+    axes.set_ylim(low, high)
+    right = max((x for x, *_ in ends), default=1.0)
+    gap = LABEL_SHARE * (high - low)
+    ends = sorted(ends, key=lambda end: (end[1], -end[0]))
+    places: list[float] = []
+    for _, y, *_ in ends:
+        places.append(max(y, places[-1] + gap) if places else y)
+    above = high + gap
+    for index in range(len(places) - 1, -1, -1):  # labels above the picture come down, and push those below them
+        above = places[index] = min(places[index], above - gap)
+    for (x, y, label, colour), at in zip(ends, places, strict=True):
+        axes.annotate(
+            label, xy=(x, y), xytext=(right * LABELS_AT, at), color=colour, va="center", fontweight="bold",
+            annotation_clip=False, arrowprops={"arrowstyle": "-", "color": colour, "alpha": 0.35, "shrinkB": 6})
+    axes.set_xlabel("memory for K/V, GiB")
+    axes.set_ylabel("prompt blocks found, %")
+    axes.set_title(title, loc="left", fontweight="bold")
+    axes.grid(visible=True, alpha=0.25)
+    axes.spines.top.set_visible(False)
+    axes.spines.right.set_visible(False)
     form = path.suffix.lower()[1:]
     draft = path.with_name(path.name + ".tmp")
     try:

@@ -76,7 +76,7 @@ def plan(
         rows = [("today", found.today), *((row.flags, row) for row in found.changes)]
         draw_curve(plot, found.trace, [(point.blocks, point.hit_rate) for point in found.curve], [
             (label, sum(row.blocks), row.hit_rate.value) for label, row in rows
-        ])
+        ], options.block_bytes)
         warn(f"drawn into {plot}")
     warn(f"{len(found.changes) + 1} runs in {time.perf_counter() - started:.2f} s")
     return 0

@@ -21,7 +21,7 @@ HEIGHT: Final = 900
 """Pixels for the longest prompt."""
 BLOCK_PIXELS: Final = 8
 """Pixels of a block at most."""
-COLOURS: Final = {GONE: DARK["gone"], **{tier: DARK[tier.name.lower()] for tier in Tier}}
+COLOURS: Final[dict[int, str]] = {GONE: DARK["gone"], **{tier: DARK[tier.name.lower()] for tier in Tier}}
 SEAM: Final = DARK["seam"]
 LABEL_PIXELS: Final = 7
 """The width of a character of a label."""

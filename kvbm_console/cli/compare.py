@@ -119,7 +119,6 @@ def compare(
     settings = grid(options, _words(policies), _words(presets), totals, hosts, cache_only=cache_only)
     wanted = _wanted(per_request, settings)
     if plot is not None:
-
         require_plot(plot)
     started = time.perf_counter()
     cells, slower, runs = _run(settings, workers, keep_requests=wanted is not None, bare=form == "text")

@@ -65,15 +65,15 @@ FILM_SIZE: Final = (100, 30)
 FRAME_S: Final = 0.8
 """How long a frame of the film stays: long enough to read what changed."""
 FILM: Final[tuple[tuple[float, str], ...]] = (
-    (14.0, ""), (15.5, ""), (17.5, ""), (19.0, ""),  # NEEDS YOU names a request
-    (19.5, "enter"), (20.5, ""), (21.5, ""),  # its copy waits for a rank
-    (22.0, "w"), (22.5, ""), (23.5, ""),  # explained
-    (24.0, "b"), (24.5, ""), (25.0, "enter"), (26.0, ""),  # the next one is to stop
-    (27.0, ""), (27.5, "H"), (28.5, ""), (29.5, ""), (30.0, "c"), (31.0, ""),  # held, looked at, let go
-    (31.5, "p"), (34.0, ""), (38.0, ""), (42.0, ""),  # the prefix map
-    (43.0, "1"),
+    (14.0, ""), (16.0, ""), (18.0, ""), (19.0, ""),  # NEEDS YOU names a slow copy
+    (19.5, "enter"), (20.5, ""),  # it is this one
+    (21.0, "enter"), (22.0, ""), (23.0, ""), (24.0, ""),  # its request, and the rank that it waits for
+    (24.5, "b"), (25.0, "ctrl+u t o space o n b o a r d i n g"), (25.5, "enter"), (26.0, ""),  # the next one is to stop
+    (27.0, "H"), (28.0, ""), (29.0, ""), (30.0, "c"), (31.0, ""),  # held, looked at, let go
+    (31.5, "p"), (34.0, ""), (37.0, ""), (40.0, ""), (43.0, ""),  # the prefix map
+    (43.5, "1"),
 )
-"""The film: the second of the incident, and the key that is pressed then."""
+"""The film: the second of the incident, and the keys that are pressed then."""
 README: Final = {"console.svg": (46.0, "1"), "timeline.svg": (47.0, "4"), "prefixes.svg": (48.0, "p")}
 """The pictures of the README: the second of the incident, and the key of the view."""
 _NAMES: Final = re.compile(r"terminal-\d+")
@@ -158,7 +158,7 @@ async def played(script: Sequence[tuple[float, str]], size: tuple[int, int], nam
                 await stage.until(at)
                 app.draw()
             if key:
-                await pilot.press(key)
+                await pilot.press(*key.split())
                 await pilot.pause()  # what a key began in a task ends
             app.draw()
             await pilot.pause()

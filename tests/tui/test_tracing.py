@@ -5,6 +5,7 @@ from hypothesis import example, given
 from hypothesis import strategies as some
 
 from kvbm_console.analysis.hits import find_hits
+from kvbm_console.analysis.lints.lint import UNKNOWN_LIMIT_NS
 from kvbm_console.core import events as ev
 from kvbm_console.core.config import BreakpointSpec
 from kvbm_console.core.errors import UsageError
@@ -12,7 +13,7 @@ from kvbm_console.core.ids import BreakpointAction, CandidateStatus, OnTimeout, 
 from kvbm_console.recording.reader import Recording
 from kvbm_console.stream.verbs import ContinueHold, Freeze, RemoveBreakpoint, SetBreakpoint, SkipCandidate, StepPipeline
 from tests.tui.desks import FakeActions, FakeTransport, desk_of, everything, screen
-from tests.tui.script import S, connected, story
+from tests.tui.script import S, Script, connected, story
 from tests.tui.test_replay import RECORDINGS, Replay, command, replaying
 from tui.commands import commands, matching
 from tui.desk import LOG, SLOT, SLOTS, TIMELINE, TRANSFERS, WARNINGS
@@ -378,6 +379,27 @@ def test_the_panel_explains_and_goes_there(size: tuple[int, int]) -> None:
     press(desk, "enter")
     assert desk.current == SLOT
     assert desk.selected is not None
+
+
+def test_a_warning_about_copies_chooses_the_worst_of_them_and_its_request() -> None:
+    script, actions = Script(), FakeActions()
+    script.pools()
+    for request, blocks in (("first-0001.0", 4), ("second-0002.0", 2)):
+        slot = script.run(request, 20)
+        script.start(script.promote(script.plan(slot, blocks)))
+        script.wait(S)
+    script.wait(UNKNOWN_LIMIT_NS)
+    desk = desk_of(script, actions=actions)
+    desk.select("second-0002.0")
+    press(desk, "!")
+    for key in "/lint = slow":
+        press(desk, "space" if key == " " else key)
+    press(desk, "enter")
+    press(desk, "enter")
+    assert desk.current == TRANSFERS
+    assert "first-0001.0" in next(row for row in screen(desk) if row.startswith(desk.glyphs.select))
+    press(desk, "w")
+    assert ("why", "first-0001.0") in actions.calls
 
 
 def test_without_warnings_it_tells_what_is_watched() -> None:

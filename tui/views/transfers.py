@@ -353,13 +353,13 @@ class Transfers(View):
         """Move, open the slot."""
         if key in MOVES and self.numbers:
             at = self.numbers.index(self.selected) if self.selected in self.numbers else None
-            self._choose(desk, moved(at, key, len(self.numbers), self.page))
-        elif key.startswith("row:"):
-            self._choose(desk, int(key[4:]))
+            self._choose(desk, self.numbers[moved(at, key, len(self.numbers), self.page)])
+        elif key.startswith("row:") and int(key[4:]) < len(self.numbers):
+            self._choose(desk, self.numbers[int(key[4:])])
         elif self.order.press(key):
             return True
         elif key.startswith("candidate:"):
-            self.selected = int(key[10:])
+            self._choose(desk, int(key[10:]))
         elif key == "enter" and desk.selected is not None:
             desk.go(SLOT)
         elif key == "escape" and self.selected is not None and TRANSFERS not in desk.filters:
@@ -385,10 +385,9 @@ class Transfers(View):
         found, _ = transfer_rows(desk, self.order)
         return as_table(EXPORTED, found)
 
-    def _choose(self, desk: Desk, at: int) -> None:
-        if at >= len(self.numbers):
-            return
-        self.selected = self.numbers[at]
+    def _choose(self, desk: Desk, candidate: int) -> None:
+        """Choose a transfer, and its request for all views."""
+        self.selected = candidate
         transfer = desk.mirror.transfer_of(candidate=self.selected)
         if transfer is not None and transfer.request:
             desk.select(transfer.request)

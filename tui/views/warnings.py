@@ -3,9 +3,10 @@
 Law of this file: a warning always names its limit, and enter goes to its subject.
 """
 
-
 from typing import Final
 
+from kvbm_console.analysis.lints.copies import arrow
+from kvbm_console.analysis.lives import Transfer
 from kvbm_console.core.expression import Field, Schema
 from kvbm_console.core.expression.schema import YES_NO, Kind
 
@@ -14,7 +15,7 @@ from ..draw import table, words
 from ..draw.frame import Hint
 from ..draw.spans import BLANK, Line, Row, Span
 from ..draw.table import MOVES, Column, Table, as_table, fields_of, moved
-from ..model.lints import COPIES, MANY, TEXTS, Warning, ended_text, fold, tally
+from ..model.lints import COPIES, MANY, TEXTS, Warning, copy_level, ended_text, fold, tally
 from ..model.numbers import clauses, count, cut, plain, wrap
 
 
@@ -167,9 +168,20 @@ def open_warning(desk: Desk, warning: Warning) -> None:
         desk.event = warning.seq
         desk.go(SLOT)
     elif warning.action == COPIES:
+        copy = _worst_copy(desk, warning)
         desk.go(TRANSFERS)
+        if copy is not None:
+            desk.view.press(desk, f"candidate:{copy.candidate}")
     elif warning.action[0].isdigit():
         desk.go(int(warning.action[0]) - 1)
+
+
+def _worst_copy(desk: Desk, warning: Warning) -> Transfer | None:
+    """The oldest open copy that a warning about copies is about."""
+    mirror, now_ns = desk.mirror, desk.now_ns
+    marked = [copy for copy in mirror.transfers.values() if copy_level(mirror, copy, now_ns) is not None]
+    meant = [copy for copy in marked if warning.who in (arrow(copy.route), f"op {copy.operation}")]
+    return max(meant, key=lambda copy: copy.age(now_ns), default=None)
 
 
 def _line(desk: Desk, warning: Warning, index: int, width: int, *, chosen: bool) -> Line:

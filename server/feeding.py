@@ -33,7 +33,7 @@ from kvbm_console.core.holds import points_of
 from kvbm_console.core.ids import Authority, FinishReason, Site, SlotState, WaitPoint, request_globs
 from kvbm_console.core.leader import Outcome
 from kvbm_console.core.state import CacheState
-from kvbm_console.dispatch import Dispatcher
+from kvbm_console.dispatch import Dispatcher, Mover
 from kvbm_console.service import LeaderService
 from kvbm_console.wire.batches import MalformedBatch, stimuli_of
 from kvbm_console.wire.convert import feed_answer
@@ -42,7 +42,7 @@ from kvbm_console.wire.v1 import console_pb2 as pb
 
 from .access import Context
 from .guard import END, Malformed, parse, refuse, require_text
-from .movers import LostMover, MoverProcess
+from .movers import LostMover, MoverProcess, RankMovers
 
 log = logging.getLogger("kvbm_console.server")
 
@@ -55,10 +55,12 @@ class FeedSink:
 
     def __init__(
         self, service: LeaderService, source: int, *, name: str = "", pausable: bool = False,
-        points: frozenset[WaitPoint] = frozenset(WaitPoint),
+        points: frozenset[WaitPoint] = frozenset(WaitPoint), ranks: frozenset[int] = frozenset(),
     ) -> None:
         self._service = service
         self._source = source
+        self.ranks = ranks
+        """The ranks whose bytes it moves."""
         self.pausable = pausable
         """True if the engine can be paused as a whole."""
         self.points = points
@@ -214,12 +216,15 @@ class FeedMethod:
 
     def __init__(self, service: LeaderService) -> None:
         self._service = service
-        self._lost: LostMover | None = None
+        self._movers = RankMovers(service.config.ranks, self._fail)
+        self._modelled: Mover | None = None
+        """The mover of copies while no feed moves any."""
+        self._lost: list[LostMover] = []
 
     def close(self) -> None:
         """The daemon ends: nothing is waited for any more."""
-        if self._lost is not None:
-            self._lost.process.close()
+        for lost in self._lost:
+            lost.process.close()
 
     async def serve(self, _: AsyncIterator[bytes], context: Context) -> None:
         """One engine, from its ``open`` to the end of its stream."""
@@ -231,23 +236,21 @@ class FeedMethod:
             raise Malformed("the first feed message must be open")
         require_text("name", request.open.name, NAME_BYTES_MAX)
         service = self._service
-        modelled = service.dispatcher.mover
-        if request.open.moves:
-            if isinstance(modelled, FeedSink):
-                raise Refused("the bytes are moved by another feed already")
-            self._settle(request.open)
+        ranks = self._ranks_of(request.open)
         process = MoverProcess(request.open.process, request.open.process_began) if request.open.moves else None
         source = service.new_source()
         points = frozenset(WaitPoint(point) for point in request.open.points if point in tuple(WaitPoint))
         sink = FeedSink(
             service, source, name=request.open.name, pausable=request.open.pauses,
-            points=points or frozenset(WaitPoint),
+            points=points or frozenset(WaitPoint), ranks=ranks,
         )
         service.dispatcher.engines[source] = sink
         service.listeners.add(sink.look)
         service.feeds.add(sink)
-        if request.open.moves:
-            service.dispatcher.mover = sink
+        if ranks:
+            if not self._movers:
+                self._modelled, service.dispatcher.mover = service.dispatcher.mover, self._movers
+            self._movers.add(ranks, sink)
         sink.put(pb.FeedReply(opened=pb.FeedOpened(source=source, incarnation=service.incarnation)))
         log.info("engine %r feeds source %d", request.open.name, source)
         try:
@@ -259,37 +262,53 @@ class FeedMethod:
             if process is None:
                 abandon(service.dispatcher, source)
             else:
-                service.dispatcher.mover = modelled
+                self._movers.remove(sink)
+                if not self._movers:
+                    service.dispatcher.mover = self._modelled
                 self._mover_left(sink, source, process)
 
-    def _settle(self, opening: pb.OpenFeed) -> None:
-        """Refuse a mover while copies of an earlier one may run, unless it promises that they do not."""
-        lost = self._lost
-        if lost is None or lost.settled:
-            return
-        if not (opening.settled and opening.name == lost.name):
-            raise Refused(f"the mover {lost.name!r} may still copy: {lost.why}")
-        lost.settle()
+    def _ranks_of(self, opening: pb.OpenFeed) -> frozenset[int]:
+        """The ranks that a feed is to move, none if it moves nothing.
+
+        Refused while another feed moves one of them, and while copies of an earlier one may run, unless this feed
+        promises that they do not."""
+        if not opening.moves:
+            return frozenset()
+        ranks = self._movers.ranks
+        if opening.HasField("rank"):
+            require(opening.rank in ranks, "rank", f"from 0 to {len(ranks) - 1}", opening.rank)
+            ranks = frozenset({opening.rank})
+        if taken := self._movers.taken(ranks):
+            raise Refused(f"the bytes of rank {taken[0]} are moved by another feed already")
+        earlier = [lost for lost in self._lost if lost.ranks & ranks]
+        for lost in earlier:
+            if not (lost.settled or (opening.settled and opening.name == lost.name)):
+                raise Refused(f"the mover {lost.name!r} may still copy: {lost.why}")
+        for lost in earlier:
+            lost.settle()
+            self._lost.remove(lost)
+        return ranks
 
     def _mover_left(self, sink: FeedSink, source: int, process: MoverProcess) -> None:
         """The stream of a mover has ended: fail what it has not reported, as soon as none of it can still write."""
         parts, part = self._service.parts, f"mover {sink.name}"
 
         def finish() -> None:
-            self._end_copies()
+            for number, epoch, rank in self._unreported(sink.ranks):
+                self._fail(number, epoch, rank, "the mover is gone")
             abandon(self._service.dispatcher, source)
 
         def settled() -> None:
             finish()
             parts.begun(part)
 
-        nothing_runs = not (self._service.state.operations or self._service.state.late)
-        if sink.copies_stopped or sink.closing or nothing_runs:
+        if sink.copies_stopped or sink.closing or not self._unreported(sink.ranks):
             process.close()
             finish()
             return
-        self._lost = LostMover(sink.name, process, settled)
-        parts.troubled(part, self._lost.why)
+        lost = LostMover(sink.name, sink.ranks, process, settled)
+        self._lost.append(lost)
+        parts.troubled(part, lost.why)
 
     async def _exchange(self, sink: FeedSink, source: int, context: Context) -> None:
         reader = asyncio.ensure_future(self._read(sink, source, context))
@@ -329,7 +348,7 @@ class FeedMethod:
             for stimulus in stimuli:
                 if sink.names.differ or len(service.dispatcher.engines) > 1:
                     stimulus = sink.names.translated(stimulus, service.state)
-                answers.answers.append(answer_of(self._submit(source, stimulus)))
+                answers.answers.append(self._answer(sink, source, stimulus))
             sink.put(pb.FeedReply(answers=answers))
             await anyio.lowlevel.checkpoint()
 
@@ -341,17 +360,33 @@ class FeedMethod:
         origin_ns = stimulus.at_ns if stimulus.origin_ns is None else stimulus.origin_ns
         return self._service.dispatcher.submit_from(source, origin_ns, type(stimulus), *given_fields(stimulus))
 
-    def _end_copies(self) -> None:
-        """Fail the copies that the mover has not reported: none of them runs any more."""
-        service, state = self._service, self._service.state
-        for number in list(state.operations):
-            for rank in range(service.config.ranks):
-                operation = state.operations.get(number)
-                if operation is not None and rank not in operation.reported:
-                    service.submit(st.TransferFailed, number, operation.epoch, rank, "the mover is gone", b"")
-        for number in list(state.late):
-            for rank in set(range(service.config.ranks)) - state.late.get(number, set()):
-                service.submit(st.TransferFailed, number, state.epoch - 1, rank, "the mover is gone", b"")
+    def _answer(self, sink: FeedSink, source: int, stimulus: st.Stimulus) -> pb.Answer:
+        """The leader's answer to a call. A mover of some ranks reports those alone, and the first that begins a copy
+        tells the leader."""
+        if sink.ranks and sink.ranks != self._movers.ranks:
+            if isinstance(stimulus, st.TransferFinished | st.TransferFailed) and stimulus.rank not in sink.ranks:
+                return pb.Answer(rejected=f"rank must be {min(sink.ranks)} on this feed, got {stimulus.rank}")
+            if isinstance(stimulus, st.TransferStarted):
+                operation = self._service.state.operations.get(stimulus.operation)
+                if operation is not None and operation.started:
+                    return feed_answer(None)
+        return answer_of(self._submit(source, stimulus))
+
+    def _unreported(self, ranks: frozenset[int]) -> list[tuple[int, int, int]]:
+        """Operation, epoch and rank of the parts of copies that these ranks have not reported."""
+        state = self._service.state
+        return [
+            (operation.operation, operation.epoch, rank) for operation in state.operations.values()
+            for rank in sorted(ranks - operation.reported)
+        ] + [(number, state.epoch - 1, rank) for number, told in state.late.items() for rank in sorted(ranks - told)]
+
+    def _fail(self, number: int, epoch: int, rank: int, why: str) -> None:
+        """A rank can no longer copy its part, which may have been reported meanwhile."""
+        state = self._service.state
+        operation = state.operations.get(number)
+        told = state.late.get(number) if operation is None else operation.reported
+        if told is not None and rank not in told:
+            self._service.submit(st.TransferFailed, number, epoch, rank, why, b"")
 
 
 def given_fields(stimulus: st.Stimulus) -> list[Any]:

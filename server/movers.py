@@ -1,15 +1,63 @@
-"""A mover whose stream broke: its copies may still write, until its process has ended or says otherwise.
+"""The feeds that move bytes, each for some ranks, and those whose stream broke while their copies may still write.
 
-Law of this file: a broken stream says nothing about the bytes. Places of open copies stay reserved until the pidfd of
-the mover's process says that it has ended, or until the mover comes back and promises that no earlier copy runs.
+Law of this file: every rank of a copy is moved by one feed or fails. A broken stream says nothing about the bytes.
+Places of open copies stay reserved until the pidfd of the mover's process says that it has ended, or until the mover
+comes back and promises that no earlier copy runs.
 """
 
 import asyncio
 import contextlib
 import os
 from collections.abc import Callable
+from collections.abc import Set as AbstractSet
 
+from kvbm_console.core.instructions import StartTransfer
+from kvbm_console.dispatch import Mover
 from kvbm_console.wire.protocol import process_began
+
+
+class RankMovers:
+    """The feeds that move bytes, by rank. As a ``Mover`` it gives each order to all of them.
+
+    ``fail(operation, epoch, rank, why)`` reports the part of a rank that no feed moves.
+    """
+
+    def __init__(self, ranks: int, fail: Callable[[int, int, int, str], None]) -> None:
+        self.ranks = frozenset(range(ranks))
+        self._fail = fail
+        self._of: dict[int, Mover] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._of)
+
+    def add(self, ranks: AbstractSet[int], feed: Mover) -> None:
+        """This feed moves the bytes of these ranks, which no other does."""
+        self._of.update(dict.fromkeys(ranks, feed))
+
+    def remove(self, feed: Mover) -> None:
+        """This feed has ended."""
+        self._of = {rank: one for rank, one in self._of.items() if one is not feed}
+
+    def taken(self, ranks: AbstractSet[int]) -> list[int]:
+        """Those of the ranks that have a feed."""
+        return sorted(ranks & self._of.keys())
+
+    def start(self, order: StartTransfer) -> None:
+        """Copy, over there."""
+        for feed in dict.fromkeys(self._of.values()):
+            feed.start(order)
+        for rank in sorted(self.ranks - self._of.keys()):
+            self._fail(order.operation, order.epoch, rank, f"no feed moves the bytes of rank {rank}")
+
+    def cancel(self, operation: int) -> None:
+        """Do not start that copy."""
+        for feed in dict.fromkeys(self._of.values()):
+            feed.cancel(operation)
+
+    def zero(self, pool: int) -> None:
+        """Overwrite a pool, over there."""
+        for feed in dict.fromkeys(self._of.values()):
+            feed.zero(pool)
 
 
 class MoverProcess:
@@ -52,8 +100,11 @@ class MoverProcess:
 class LostMover:
     """A mover without a stream. ``finish`` ends its copies and its engine; it is called once, by ``settle``."""
 
-    def __init__(self, name: str, process: MoverProcess, finish: Callable[[], None]) -> None:
+    def __init__(
+        self, name: str, ranks: AbstractSet[int], process: MoverProcess, finish: Callable[[], None]
+    ) -> None:
         self.name = name
+        self.ranks = ranks
         self.process = process
         self._finish: Callable[[], None] | None = finish
         if process.known:

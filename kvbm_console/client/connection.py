@@ -243,13 +243,13 @@ class Client:
 
     def feed(
         self, name: str | None = None, *, moves: bool = False, pauses: bool = False,
-        points: Sequence[WaitPoint] = (), settled: bool = False,
+        points: Sequence[WaitPoint] = (), settled: bool = False, rank: int | None = None,
     ) -> FeedClient:
         """An engine's feed, as an asynchronous context manager.
 
         ``moves``: this process moves the bytes of copies. ``pauses``: it stands still while ``paused`` is set.
         ``points``: where it can let a request stand still, empty for everywhere. ``settled``: with ``moves``, no copy
-        of an earlier feed of this name runs any more.
+        of an earlier feed of this name runs any more. ``rank``: with ``moves``, of this rank alone.
         """
         return FeedClient(self._channel, self.target, name or self.name, moves=moves, pauses=pauses, points=points,
-                          settled=settled)
+                          settled=settled, rank=rank)

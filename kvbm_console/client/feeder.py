@@ -56,7 +56,7 @@ class FeedClient:
 
     def __init__(
         self, channel: Any, target: str, name: str, *, moves: bool, pauses: bool = False,
-        points: Sequence[WaitPoint] = (), settled: bool = False,
+        points: Sequence[WaitPoint] = (), settled: bool = False, rank: int | None = None,
     ) -> None:
         self.source = 0
         self.incarnation = ""
@@ -72,7 +72,7 @@ class FeedClient:
         self.computed_tokens: dict[str, int] = {}
         self._channel = channel
         self._target = target
-        self._open = pb.OpenFeed(name=name, moves=moves, pauses=pauses, settled=settled)
+        self._open = pb.OpenFeed(name=name, moves=moves, pauses=pauses, settled=settled, rank=rank)
         if moves:
             self._open.process, self._open.process_began = os.getpid(), process_began(os.getpid())
         self._open.points.extend(int(point) for point in points)  # type: ignore[misc]

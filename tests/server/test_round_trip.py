@@ -11,7 +11,7 @@ from kvbm_console.client.live import LiveFeed
 from kvbm_console.core import stimuli as st
 from kvbm_console.core.columns import pack_hashes, pack_ids, unpack_ids
 from kvbm_console.core.config import BreakpointSpec, LeaderConfig
-from kvbm_console.core.errors import ConnectionLost, Refused, UsageError
+from kvbm_console.core.errors import ConnectionLost, KvbmConsoleError, Refused, UsageError
 from kvbm_console.core.events import PROTOCOL_MINOR
 from kvbm_console.core.ids import Authority, CandidateStatus, FinishReason, Route, SlotState, Tier
 from kvbm_console.core.instructions import FinishAnswer, MatchAnswer, StartTransfer
@@ -367,6 +367,86 @@ async def test_a_mover_that_has_stopped_its_copies_says_so() -> None:
             await feed.copies_stopped()
             await published(daemon, lambda: has_failed(daemon))
         assert not daemon.service.parts.warnings()
+
+
+TWO_RANKS = LeaderConfig(g2_blocks=64, offload_threshold=0.0, ranks=2)
+
+
+async def ordered(mover: FeedClient) -> StartTransfer:
+    """The next order of a mover, which is a copy."""
+    order = await anext(mover.orders())
+    assert isinstance(order, StartTransfer)
+    return order
+
+
+@pytest.mark.asyncio
+async def test_each_rank_may_have_a_mover_of_its_own() -> None:
+    async with (
+        daemon_at(None, config=TWO_RANKS) as daemon, Client(daemon.address) as client, client.feed("engine") as engine,
+        client.feed("rank 0", moves=True, rank=0) as zero, client.feed("rank 1", moves=True, rank=1) as one,
+    ):
+        for settings, words in (({}, "the bytes of rank 0 are moved by another feed"),
+                                ({"rank": 1}, "the bytes of rank 1 are moved by another feed"),
+                                ({"rank": 2}, "rank must be from 0 to 1, got 2")):
+            with pytest.raises(KvbmConsoleError, match=words):
+                async with client.feed("another", moves=True, **settings):  # type: ignore[arg-type]
+                    pass
+        await fill_two_blocks(engine)
+        state, order = daemon.service.state, await ordered(zero)
+        assert await ordered(one) == order
+        for rank, mover in enumerate((zero, one)):
+            await mover.submit(st.TransferStarted, order.operation, order.epoch)
+            with pytest.raises(Refused, match=f"rank must be {rank} on this feed, got {1 - rank}"):
+                await mover.submit(st.TransferFinished, order.operation, order.epoch, 1 - rank)
+            assert len(state.operations) == 1
+            await mover.submit(st.TransferFinished, order.operation, order.epoch, rank)
+        assert (state.operations, state.totals.moved_blocks) == ({}, {"G1>G2": 2})
+        assert state.totals.completions_refused == 0
+
+
+@pytest.mark.asyncio
+async def test_a_lost_mover_of_a_rank_keeps_its_part_alone() -> None:
+    async with (
+        daemon_at(None, config=TWO_RANKS) as daemon, Client(daemon.address) as client, client.feed("engine") as engine,
+    ):
+        state = daemon.service.state
+        process = await asyncio.create_subprocess_exec(sys.executable, "-c", "input()", stdin=subprocess.PIPE)
+        try:
+            async with client.feed("rank 0", moves=True, rank=0) as zero:
+                lost = client.feed("rank 1", moves=True, rank=1)
+                lost._open.process, lost._open.process_began = process.pid, process_began(process.pid)
+                async with lost:
+                    await fill_two_blocks(engine)
+                    order = await ordered(zero)
+                await zero.submit(st.TransferFinished, order.operation, order.epoch, 0)
+            async with client.feed("rank 0", moves=True, rank=0):
+                pass
+            with pytest.raises(Refused, match="'rank 1' may still copy"):
+                async with client.feed("both", moves=True):
+                    pass
+            assert state.operations[order.operation].reported == {0}, "rank 1 may still write"
+        finally:
+            process.kill()
+        await published(daemon, lambda: not state.operations)
+        await process.wait()
+        assert state.totals.candidates_ended[CandidateStatus.FAILED] == 1
+        assert state.slots, "the engine is another feed"
+
+
+@pytest.mark.asyncio
+async def test_a_rank_without_a_mover_fails_its_part_at_once() -> None:
+    async with (
+        daemon_at(None, config=TWO_RANKS) as daemon, Client(daemon.address) as client, client.feed("engine") as engine,
+        client.feed("rank 0", moves=True, rank=0) as zero,
+    ):
+        await fill_two_blocks(engine)
+        order = await ordered(zero)
+        await published(daemon, lambda: daemon.service.state.operations[order.operation].reported == {1})
+        await zero.submit(st.TransferStarted, order.operation, order.epoch)
+        await zero.submit(st.TransferFinished, order.operation, order.epoch, 0)
+        state = daemon.service.state
+        assert (state.operations, state.totals.candidates_ended[CandidateStatus.FAILED]) == ({}, 1)
+        assert state.totals.completions_refused == 0
 
 
 @pytest.mark.asyncio

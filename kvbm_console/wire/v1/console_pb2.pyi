@@ -841,7 +841,7 @@ class FeedCost(_message.Message):
     def __init__(self, calls: _Optional[int] = ..., dropped: _Optional[int] = ..., call_ns: _Optional[int] = ..., steps: _Optional[int] = ..., step_ns: _Optional[int] = ..., errors: _Optional[int] = ..., checked_blocks: _Optional[int] = ..., mismatched_blocks: _Optional[int] = ..., unknown_blocks: _Optional[int] = ..., check_ns: _Optional[int] = ..., audited_places: _Optional[int] = ..., differing_places: _Optional[int] = ...) -> None: ...
 
 class OpenFeed(_message.Message):
-    __slots__ = ("name", "moves", "pauses", "points", "process", "process_began", "settled")
+    __slots__ = ("name", "moves", "pauses", "points", "process", "process_began", "settled", "rank")
     NAME_FIELD_NUMBER: _ClassVar[int]
     MOVES_FIELD_NUMBER: _ClassVar[int]
     PAUSES_FIELD_NUMBER: _ClassVar[int]
@@ -849,6 +849,7 @@ class OpenFeed(_message.Message):
     PROCESS_FIELD_NUMBER: _ClassVar[int]
     PROCESS_BEGAN_FIELD_NUMBER: _ClassVar[int]
     SETTLED_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
     name: str
     moves: bool
     pauses: bool
@@ -856,7 +857,8 @@ class OpenFeed(_message.Message):
     process: int
     process_began: int
     settled: bool
-    def __init__(self, name: _Optional[str] = ..., moves: _Optional[bool] = ..., pauses: _Optional[bool] = ..., points: _Optional[_Iterable[_Union[WaitPoint, str]]] = ..., process: _Optional[int] = ..., process_began: _Optional[int] = ..., settled: _Optional[bool] = ...) -> None: ...
+    rank: int
+    def __init__(self, name: _Optional[str] = ..., moves: _Optional[bool] = ..., pauses: _Optional[bool] = ..., points: _Optional[_Iterable[_Union[WaitPoint, str]]] = ..., process: _Optional[int] = ..., process_began: _Optional[int] = ..., settled: _Optional[bool] = ..., rank: _Optional[int] = ...) -> None: ...
 
 class FeedReply(_message.Message):
     __slots__ = ("opened", "answers", "wake", "release", "clear", "standing", "bye", "start", "cancel", "pin", "pause", "resume", "held", "lookups", "copies")

@@ -157,10 +157,12 @@ class OffloadingAdapter(Adapter):
                 worker.memory.regions[self.kind] = HostBytes(region, rank)
 
     def _notice(self, tier: Any) -> None:
-        """Forget the writers of host slots that the tier fills."""
+        """Forget the writers of host slots that the tier fills, and count the chunks that it brings."""
         load = tier.submit_load
 
         def submit(job: Any) -> None:
+            brought = self._machine.brought.setdefault(job.req_context.req_id, Counter())
+            brought.update(bytes(key) for key in job.keys)
             for worker in self._machine.workers:
                 for chunk in job.chunk_ids:
                     slot = (self.kind, int(chunk))

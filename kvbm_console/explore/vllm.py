@@ -40,7 +40,11 @@ IDLE_STEPS = 6
 OVERTAKEN_MAX = 48
 """Steps in which later requests were scheduled while an earlier request waited for its turn alone."""
 ASKED_MAX = 60
-"""Answers "ask again" in a row without any copy in flight."""
+"""Answers "ask again" in a row, each without any copy in flight."""
+FAILED_MAX = 12
+"""Loads in a row that fail for a request which computes nothing between them."""
+BROUGHT_MAX = 24
+"""Times that a secondary tier brings the same chunk for a request which is not scheduled between them."""
 STEPS_MAX = 3_000
 ENGINES = ("vllm", "lmcache")
 """Packages whose exceptions are findings."""
@@ -249,6 +253,10 @@ class Machine:
         self.idle = 0
         self.overtaken: Counter[str] = Counter()
         self.asked: Counter[str] = Counter()
+        self.failed: Counter[str] = Counter()
+        """Request to its loads that failed since it computed a token."""
+        self.brought: dict[str, Counter[bytes]] = {}
+        """Request to the chunks that a secondary tier has brought for it since it computed a token."""
         self.resident: dict[str, Counter[bytes]] = {}
         self._shape_name = "".join(f", {name} {value}" for name, value in scenario.machine)
         self._pending = False
@@ -268,7 +276,8 @@ class Machine:
 
         def asked(request: Any, *args: Any, **kwargs: Any) -> Any:
             answer = ask(request, *args, **kwargs)
-            self.asked[request.request_id] = self.asked[request.request_id] + 1 if answer[0] is None else 0
+            in_vain = answer[0] is None and not self.busy
+            self.asked[request.request_id] = self.asked[request.request_id] + 1 if in_vain else 0
             return answer
 
         self.connector.get_num_new_matched_tokens = asked
@@ -403,6 +412,7 @@ class Machine:
             ended.append(begun + [job for orders in parts for job in worker.end(orders)])
             self._peer_read(worker.memory, ended[-1])
         self._cover(output, first, ended)
+        self.failed.update({name for rank in ended for job in rank if job.failed for name in job.request.split(",")})
         happened = bool(output.num_scheduled_tokens or any(ended) or self.busy)
         self._report(output, ended)
         self._progress(output, happened)
@@ -563,11 +573,27 @@ class Machine:
         unfinished = [request for request in self.scheduler.requests.values() if not request.is_finished()]
         if self.idle >= IDLE_STEPS and unfinished:
             raise Found("progress", self._stuck(unfinished), self._shape(unfinished))
-        for name, times in self.asked.items():
-            if times > ASKED_MAX and not self.busy and name in self.scheduler.requests:
-                raise Found("bounded wait", f"request {name} was told to ask again {times} times in a row, and no copy "
-                            "is in flight", "ask again without end")
+        for name in output.num_scheduled_tokens:
+            self.failed.pop(name, None)
+            self.brought.pop(name, None)
+        self._rounds()
         self._order(output, unfinished)
+
+    def _rounds(self) -> None:
+        """A request that goes round in circles: asked, loaded or brought again, and never scheduled."""
+        for name in self.scheduler.requests:
+            if self.asked[name] > ASKED_MAX:
+                raise Found("bounded wait", f"request {name} was told to ask again {self.asked[name]} times in a row, "
+                            "and no copy is in flight", "ask again without end")
+            if self.failed[name] > FAILED_MAX:
+                raise Found("bounded wait", f"the last {self.failed[name]} loads of request {name} failed, and it "
+                            "computed nothing between them: after each the connector offers the same blocks again",
+                            "failed loads without end")
+            times = max(self.brought.get(name, {}).values(), default=0)
+            if times > BROUGHT_MAX:
+                raise Found("bounded wait", f"a secondary tier has brought the same chunk {times} times for request "
+                            f"{name}, which is not scheduled: each time the chunk leaves the host tier before the "
+                            "request has all its chunks there", "brought again without end")
 
     def _order(self, output: Any, unfinished: list[Any]) -> None:
         new = [request.req_id for request in output.scheduled_new_reqs]

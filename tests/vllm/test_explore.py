@@ -69,6 +69,10 @@ OWN_RESERVATION = "progress: deadlock with all blocks free"
 BEHIND_IT = {"progress: deadlock with a loaded request that is not scheduled",
              "bounded wait: ask again without end"}
 """The same with a loaded request behind it, or with requests that wait for its load."""
+AGAIN = "bounded wait: failed loads without end"
+"""After a load whose first block failed, the connector offers the same blocks again (vllm-project/vllm#55297)."""
+DISPLACED = "bounded wait: brought again without end"
+"""The chunks that a waiting request brings from files displace each other in the host tier."""
 NOT_REMOVED = "truth of answers: host events"
 """A reset of the connector's cache publishes no removal of the host blocks."""
 TOLD_AS_CACHED = "truth of answers: cached tokens"
@@ -82,7 +86,9 @@ def known(name: str, profile: str) -> set[str]:
     if profile in RESETS and name in ("simple", "multi"):
         found |= {CLEARED}
     if profile == "failures":
-        found |= {OWN_RESERVATION, *BEHIND_IT, TOLD_AS_CACHED}
+        found |= {OWN_RESERVATION, *BEHIND_IT, TOLD_AS_CACHED, AGAIN}
+    if name == "tiers":
+        found |= {DISPLACED}
     return found | {("nixl", "hybrid"): {"right content: written by nobody"},
                     ("chunks", "hybrid"): {"right content: written by load"}}.get((name, profile), set())
 
@@ -158,6 +164,36 @@ def test_a_request_whose_load_failed_waits_for_its_own_reservation(release: Rele
     verdict = Machine(release, OFFLOADING, scenario).play().verdict
     assert verdict is not None
     assert verdict.signature == OWN_RESERVATION
+
+
+def test_a_request_whose_loads_all_fail_is_loaded_again_without_end(release: Release) -> None:
+    """``recompute`` asks the connector again, which offers the same block. A release in which this fails has mended it.
+    """
+    scenario = Scenario(3, 1, 1, 256, (
+        Arrive(0, "a", ((21, 16),), 1), Arrive(12, "b", ((21, 16),), 1)), (2,), (("fails", 1),))
+    for connector, load in ((OFFLOADING, scenario), (TIERS, scenario), (MULTI, scenario),
+                            (SIMPLE, generate("failures", 246))):
+        verdict = Machine(release, connector, load).play().verdict
+        assert verdict is not None
+        assert verdict.signature == AGAIN
+
+
+def test_chunks_that_a_request_brings_from_files_displace_each_other(release: Release) -> None:
+    """Four requests, of which the third never runs. Its chunks get the age of its first promotion, so the idle chunks
+    of the fourth, which ends later, outlast them. Seven of eleven places of the host are left for eight chunks. A
+    release in which this fails has mended it."""
+    scenario = Scenario(10, 11, 1, 128, (
+        Arrive(10, "a", ((41, 107), (42, 21)), 1), Arrive(11, "b", ((21, 64),), 1),
+        Arrive(16, "c", ((41, 107), (42, 21)), 1), Arrive(16, "d", ((1, 1), (2, 64)), 1)), (4,))
+    verdict = Machine(release, TIERS, scenario).play().verdict
+    assert verdict is not None
+    assert verdict.signature == DISPLACED
+    assert "for request c," in verdict.sentence
+
+
+def test_a_request_that_waits_for_slow_copies_is_not_told_to_ask_again_without_end(release: Release) -> None:
+    """Copies of eight steps, one after another: lookup, store, file and load. It was a false alarm."""
+    assert play(release, TIERS, "hybrid", 96).verdict is None
 
 
 def test_the_engine_refuses_a_machine_and_the_search_goes_on(tmp_path: Path) -> None:

@@ -30,8 +30,8 @@ SILENT_S: Final = 30.0
 """Far beyond the longest run, so a longer silence means that the engine hangs."""
 START_S: Final = 180.0
 """The import of an engine takes half a minute on a busy machine."""
-SHRINK_RUNS: Final = 1_500
-"""The most runs to shrink a finding: about 15 s."""
+SHRINK_RUNS: Final = 3_000
+"""The most runs to shrink a finding: about 30 s."""
 PACKAGE: Final = Path(__file__).resolve().parents[1]
 BOOTSTRAP: Final = (
     "import importlib.util as util, runpy, sys; place = sys.argv.pop(); "
@@ -150,7 +150,7 @@ class Search:
         task = {"connector": self.connector, "faults": list(self.faults), "shrink": finding.scenario.to_json(),
                 "signature": finding.signature, "most": SHRINK_RUNS}
         worker.send(task)
-        for answer in worker.answers(8 * SILENT_S):
+        for answer in worker.answers(SILENT_S):
             if answer is None:  # the finding hangs or crashes the process, so it stays unchanged
                 return self._fresh(worker)
             if "scenario" in answer and answer["verdict"] is not None:
@@ -273,12 +273,15 @@ class Search:
             self._found(report, answer["profile"], answer["seed"], answer["verdict"])
 
     def _found(self, report: SearchReport, profile: str, seed: int, verdict: dict[str, Any]) -> None:
+        scenario = GENERATE[self.engine](profile, seed)
         known = report.findings.get(verdict["signature"])
-        if known is not None:
-            known.times += 1
+        if known is None:
+            report.findings[verdict["signature"]] = ExploreFinding(
+                verdict["signature"], verdict, profile, seed, report.cpu_s, scenario)
             return
-        report.findings[verdict["signature"]] = ExploreFinding(
-            verdict["signature"], verdict, profile, seed, report.cpu_s, GENERATE[self.engine](profile, seed))
+        known.times += 1
+        if scenario.size < known.scenario.size:
+            known.scenario, known.verdict = scenario, verdict
 
 
 class _Process:

@@ -1,17 +1,25 @@
 """Shrinking: the smallest scenario that still ends in the same verdict.
 
-Delta debugging removes actions (chunks of halves, quarters, ... single actions). Further passes make a single part
-smaller: segments of prompts, tokens, answers, steps, waits of copies. A candidate counts when its run has the same
-signature; it replaces the best scenario when its ``Scenario.size`` is smaller.
+Delta debugging removes actions (chunks of halves, quarters, ... single actions). A removed request takes its jobs and
+its blocks with it: all later jobs take other entries of ``copies``, and the machine is less full. So further passes
+remove a request together with a turn of ``copies`` or with places of the machine, or make two requests one. The last
+passes make a single part smaller: segments of prompts, tokens, answers, steps, waits of copies.
+
+A candidate counts when its run has the same signature; it replaces the best scenario when its ``Scenario.size`` is
+smaller.
 
 Law of this file: the result was run, and ended in the wanted signature. The caller bounds the number of runs.
 """
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import islice
+from typing import Final
 
 from kvbm_console.explore.scenario import BLOCK, VLLM, Action, Arrive, Scenario
 
+MERGED: Final = 4
+"""The next actions that a request is made one with."""
 Ends = Callable[[Scenario], str | None]
 """Function that runs a scenario and returns the signature of its verdict, None without a verdict."""
 
@@ -22,7 +30,7 @@ def shrink(scenario: Scenario, signature: str, ends: Ends, more: Callable[[], bo
     while more():
         before = best.size
         best = _fewer_actions(best, signature, ends, more)
-        for candidates in (_smaller_machine, _smaller_requests, _earlier, _simpler_copies):
+        for candidates in (_simpler_copies, _smaller_machine, _fewer_requests, _smaller_requests, _earlier):
             best = _first_of(best, signature, ends, more, candidates)
         if best.size >= before:
             break
@@ -48,21 +56,47 @@ def _first_of(
     best: Scenario, signature: str, ends: Ends, more: Callable[[], bool],
     candidates: Callable[[Scenario], Iterator[Scenario]],
 ) -> Scenario:
-    """Replace the best scenario by smaller candidates until none has the signature."""
+    """Replace the best scenario by smaller candidates until none has the signature.
+
+    After a success the search goes on where it was, because the candidates before have just failed."""
     smaller = True
-    while smaller and more():
-        smaller = False
-        for candidate in candidates(best):
+    while smaller:
+        smaller, at, left = False, 0, candidates(best)
+        while (candidate := next(left, None)) is not None:
             if not more():
-                break
+                return best
             if candidate.size < best.size and candidate.fits >= best.fits and ends(candidate) == signature:
                 best, smaller = candidate, True
-                break
+                left = islice(candidates(best), at, None)
+            else:
+                at += 1
     return best
 
 
 def _with(scenario: Scenario, at: int, action: Action) -> Scenario:
     return replace(scenario, actions=(*scenario.actions[:at], action, *scenario.actions[at + 1 :]))
+
+
+def _fewer_requests(scenario: Scenario) -> Iterator[Scenario]:
+    """Without an action, with what its jobs and blocks did made up for. And with two requests as one."""
+    copies = scenario.copies
+    for at, action in enumerate(scenario.actions):
+        rest = replace(scenario, actions=(*scenario.actions[:at], *scenario.actions[at + 1 :]))
+        if not rest.actions:
+            return
+        for turn in range(1, len(copies)):
+            yield replace(rest, copies=(*copies[turn:], *copies[:turn]))
+        if not isinstance(action, Arrive):
+            continue
+        blocks = -(-(action.tokens + action.output) // BLOCK)
+        for field in ("host_blocks", "device_blocks"):
+            for less in sorted({blocks, blocks // 2, 1}, reverse=True):
+                if getattr(rest, field) > less > 0:
+                    yield replace(rest, **{field: getattr(rest, field) - less})
+        for other, later in enumerate(rest.actions[at : at + MERGED], at):
+            if isinstance(later, Arrive):
+                yield _with(rest, other, replace(later, prompt=(*action.prompt, *later.prompt)))
+                yield _with(rest, other, replace(later, prompt=(*later.prompt, *action.prompt)))
 
 
 def _smaller_machine(scenario: Scenario) -> Iterator[Scenario]:

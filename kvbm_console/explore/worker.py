@@ -13,13 +13,16 @@ import sys
 import time
 from collections.abc import Callable
 from importlib import import_module
-from typing import Any, TextIO
+from typing import Any, Final, TextIO
 
 from kvbm_console.explore.connectors import Unsupported
 from kvbm_console.explore.scenario import GENERATE, Scenario
 from kvbm_console.explore.shrink import shrink
 
 Say = Callable[[dict[str, Any]], None]
+
+ALIVE: Final = 5
+"""Runs of shrinking after which the process says that it lives: far less than the parent's patience."""
 
 
 class NotMade(Exception):
@@ -75,7 +78,7 @@ def _answers(engine: Any, release: Any, task: dict[str, Any], say: Say) -> Any:
         return machine(scenario).play()
 
     if "shrink" in task:
-        yield _shrunk(play, task)
+        yield _shrunk(play, task, say)
         return
     if "record" in task:
         yield _recorded(engine, release, task, say)
@@ -97,11 +100,14 @@ def _answers(engine: Any, release: Any, task: dict[str, Any], say: Say) -> Any:
         }
 
 
-def _shrunk(play: Any, task: dict[str, Any]) -> dict[str, Any]:
+def _shrunk(play: Any, task: dict[str, Any], say: Say) -> dict[str, Any]:
+    """The smallest scenario found. Every ``ALIVE`` runs the parent hears that the process lives."""
     scenario, signature, left = Scenario.from_json(task["shrink"]), task["signature"], [int(task["most"])]
 
     def ends(candidate: Scenario) -> str | None:
         left[0] -= 1
+        if left[0] % ALIVE == 0:
+            say({"left": left[0]})
         try:
             verdict = play(candidate).verdict
         except NotMade:

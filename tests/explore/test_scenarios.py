@@ -77,6 +77,22 @@ def test_shrinking_keeps_the_verdict_and_finds_the_smallest_cause(seed: int, whi
     assert best.size <= scenario.size
 
 
+def test_shrinking_removes_requests_whose_jobs_and_blocks_matter() -> None:
+    """The fault here: the last request's job is the slowest of several, and the requests fill the host tier."""
+    scenario = Scenario(
+        64, 15, 1, 64, tuple(Arrive(at, f"r{at}", ((at, 40),), 1) for at in range(6)), (0, 3, 6, 9, 12, 20))
+
+    def ends(candidate: Scenario) -> str | None:
+        copies, actions = candidate.copies, candidate.actions
+        slow = copies[(len(actions) - 1) % len(copies)] == max(copies) > min(copies)
+        tokens = sum(one.tokens for one in actions if isinstance(one, Arrive))
+        return "broken" if slow and tokens >= candidate.host_blocks * BLOCK else None
+
+    assert ends(scenario) == "broken"
+    left = iter(range(2_000))
+    assert len(shrink(scenario, "broken", ends, lambda: next(left, None) is not None).actions) == 1
+
+
 def test_a_reproduction_is_a_whole_module_that_needs_nothing_of_this_program() -> None:
     scenario = Scenario(8, 8, 1, 32, (Arrive(0, "a", ((1, 20),), 2), Abort(3, "a")))
     source = reproduction(scenario, {"kv_connector": "OffloadingConnector"}, (), "vLLM 0", "progress: deadlock")

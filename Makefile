@@ -10,7 +10,7 @@ STAMP := .venv/.stamp
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 
-.PHONY: help setup demo quick test sim test-vllm matrix check bench bench-tui bench-baseline test-full recordings screens docs site proto clean
+.PHONY: help setup demo quick test sim soak test-vllm matrix check bench bench-tui bench-baseline test-full recordings screens docs site proto clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -38,6 +38,9 @@ quick: $(STAMP) ## lint, types and the core's tests, in a minute
 
 sim: $(STAMP) ## the whole daemon under simulation; SEEDS=A:B for others
 	@$(BIN)/python -m tests.sim --seeds $(or $(SEEDS),0:100)
+
+soak: $(STAMP) ## a daemon beside processes that are killed and frozen; SECONDS=N, an hour by default
+	@KVBM_SOAK_SECONDS=$(or $(SECONDS),3600) $(BIN)/python -m pytest -q -s tests/faults/test_soak_faults.py
 
 test-full: $(STAMP) ## the tests with the long ones
 	@KVBM_FULL=1 $(BIN)/python -m pytest -q

@@ -584,14 +584,21 @@ class Recorder:
         )
         try:
             frames = self._frames_of(item, about)
+            size, fits = 0, True
             if not self._segment.broken:
-                size = self._begin_bytes(about, frames) + (self.retention.keep_bytes or 0) // KEEP_PER_MARKS
-                if not (self._sealer.retain(max(size, self._segment_limit)) or self._sealer.retain(size)):
+                keep = self.retention.keep_bytes or 0
+                size = self._begin_bytes(about, frames) + keep // KEEP_PER_MARKS
+                fits = self._sealer.retain(max(size, self._segment_limit)) or self._sealer.retain(size)
+                if not fits and 2 * size > keep:
                     raise self._keep_reached()
             self._lock.renew()
             with self._asking():
                 new = SegmentWriter(self.directory, about, self._open_file)
             try:
+                # While rotations were refused, the segment or its keyframe has grown beyond what was left for the
+                # next: it is the oldest now, and goes.
+                if not fits and not self._sealer.retain(size):
+                    raise self._keep_reached()
                 self._append_keyframe(new, item, frames)
             except BaseException:
                 self._next_seq = began

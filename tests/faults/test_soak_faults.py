@@ -71,6 +71,7 @@ CONSOLE: Final = """
 import os, pty, sys
 command = [sys.executable, "-c", "from kvbm_console.cli.main import main; main()", "attach", sys.argv[1]]
 os.environ["TERM"] = "xterm-256color"
+os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 pty.spawn(command, lambda fd: os.read(fd, 65536) and b"\\0")
 """
 HOLDER: Final = """
@@ -78,9 +79,10 @@ import asyncio, sys
 from kvbm_console.client import Client
 from kvbm_console.core.config import BreakpointSpec
 from kvbm_console.core.ids import SlotState
+from kvbm_console.stream.verbs import SetBreakpoint
 async def main(address):
     async with Client(address, name="holder") as client, client.control("holder", lease=True) as session:
-        await session.set_breakpoint(BreakpointSpec(to_state=SlotState.ONBOARDING, one_shot=True))
+        await session.ask(SetBreakpoint(BreakpointSpec(to_state=SlotState.ONBOARDING, one_shot=True)))
         await asyncio.sleep(3600)
 asyncio.run(main(sys.argv[1]))
 """
@@ -144,6 +146,13 @@ class Around:
         else:
             self._children[name] = Process("-c", READER, self._address, "folds" if name.endswith("0") else "reads")
 
+    def check(self) -> None:
+        """Nothing has ended by itself."""
+        for name, child in self._children.items():
+            status, stderr = child.child.poll(), child.child.stderr
+            if status is not None:
+                raise AssertionError(f"the {name} ended with {status}: {stderr.read()[-2_000:] if stderr else ''}")
+
     def _sealing(self) -> list[int]:
         """The recorder's own child, while it seals."""
         found = subprocess.run(["pgrep", "-P", str(self._pid)], capture_output=True, text=True, check=False)
@@ -151,6 +160,7 @@ class Around:
 
     async def harm(self) -> None:
         """Kill or freeze something; what was killed begins again."""
+        self.check()
         self.harmed += 1
         name = self._random.choice([*self._children, "sealing"])
         frozen = self._random.random() < 0.5
@@ -223,6 +233,7 @@ async def test_f30_a_daemon_outlives_what_is_around_it(tmp_path: Path) -> None:
         around = Around(address, daemon.pid, seed=15)
         try:
             documents = await soak(address, meter, around)
+            around.check()
         finally:
             around.end()
         quiet_again = await settled(meter, quiet)

@@ -511,9 +511,15 @@ def test_a_recorder_ends_within_its_bounds_while_the_disk_hangs(
     assert Recording.open(tmp_path).last_seq == 19
 
 
-def test_rotations_that_are_refused_for_long_leave_room_for_the_one_that_is_not(tmp_path: Path) -> None:
-    """A segment that had grown while descriptors were out left no room for a keyframe beside it, for ever."""
-    log, clock, keep, refused = Log(), FakeClock(), 400_000, [False]
+@pytest.mark.parametrize("grown_bytes", [60_000, 150_000])
+def test_rotations_that_are_refused_for_long_leave_room_for_the_one_that_is_not(
+    tmp_path: Path, grown_bytes: int
+) -> None:
+    """A segment that had grown while descriptors were out left no room for a keyframe beside it, for ever.
+
+    Nor does its reserve suffice where keyframes have ``grown_bytes`` meanwhile: then the segment itself makes way.
+    """
+    log, clock, keep, refused, keyframe_bytes = Log(), FakeClock(), 400_000, [False], [60_000]
 
     def opened(path: Path) -> SegmentFile:
         if refused[0]:
@@ -521,11 +527,11 @@ def test_rotations_that_are_refused_for_long_leave_room_for_the_one_that_is_not(
         return SegmentFile(path)
 
     recorder = recorder_of(
-        log, tmp_path, keyframe=lambda: (*log.keyframe()[:2], b"\xc4" * 60_000), open_file=opened, clock=clock,
-        segment_bytes=100_000, retention=Retention(keep_bytes=keep), segment_ns=10**15,
+        log, tmp_path, keyframe=lambda: (*log.keyframe()[:2], b"\xc4" * keyframe_bytes[0]), open_file=opened,
+        clock=clock, segment_bytes=100_000, retention=Retention(keep_bytes=keep), segment_ns=10**15,
     )
     record(recorder, log, 100, "x" * 40)
-    refused[0] = True
+    refused[0], keyframe_bytes[0] = True, grown_bytes
     for _ in range(100):
         clock.now_ns += 10**9
         record(recorder, log, 100, "x" * 40)
@@ -543,3 +549,4 @@ def test_rotations_that_are_refused_for_long_leave_room_for_the_one_that_is_not(
     assert (status.state, status.reason) == ("recording", None)
     assert status.segment > 2
     recorder.close()
+    assert Recording.open(tmp_path).last_seq == log.state.seq - 1

@@ -99,6 +99,8 @@ class Disk:
         """Syncs answer that all is well and do nothing."""
         self.ever_lied = False
         self.hangs = False
+        self.hung_ns = 0
+        """Since when it hangs, while it does."""
         self._hung: list[Thread] = []
         self.quiet = False
         self.strikes: list[tuple[int, Callable[[], None]]] = []
@@ -121,7 +123,8 @@ class Disk:
 
     def hang(self, seconds: float) -> None:
         """Every call waits for so long."""
-        self.hangs = True
+        if not self.hangs:
+            self.hangs, self.hung_ns = True, self.world.now
         self.world.trace("disk hangs", seconds)
         self.world.after(seconds, self._resume)
 

@@ -53,6 +53,8 @@ KEEP_S: Final = 1.0
 behind them; at any other time it never is."""
 UNSAID_S: Final = 4.0
 """A recorder that is behind for so long is not well: the writer rests 50 ms, a sync takes a second."""
+HANG_TOLD_S: Final = 6.0
+"""A disk that hangs while events wait for it is told: a call that waits for 5 s, and begins within a second."""
 DEATH_S: Final = 1.0
 """The end of a thread is an event within a second."""
 HOLD_S: Final = 0.6
@@ -222,6 +224,7 @@ class Monitors:
         for journal in self.journals.values():
             for kept in journal.kept.values():
                 self._let_go(kept)
+        self._service = self._journal = None  # the next daemon may end before it has made its own
         self._unavailable.append((self.world.now, self.world.now + 10**15))
 
     def _let_go(self, kept: Kept) -> None:
@@ -279,6 +282,8 @@ class Monitors:
         recorder = service.recorder
         if recorder is None or not self._runs():
             self._behind_ns = None
+            if recorder is not None:
+                self._look_at_hang(recorder)
             return
         status = recorder.status()
         head = recorder._head - 1
@@ -290,6 +295,17 @@ class Monitors:
             self.violated(
                 "said", f"the recorder says {status.state!r} and has written {status.written_seq} of {head} events"
             )
+
+    def _look_at_hang(self, recorder: Any) -> None:
+        """The disk hangs, and calls of the recorder wait for it."""
+        disk, life = self.simulation.machine.disk, self.simulation.life
+        since = max(disk.hung_ns, self._ready_ns, self._frozen_ns)
+        hangs_s = (self.world.now - since) / 1e9
+        if not disk.hangs or life is None or life.process.frozen or hangs_s < HANG_TOLD_S:
+            return
+        status = recorder.status()
+        if status.state == "recording" and status.written_seq < recorder._head - 1:
+            self.violated("said", f"the disk hangs for {hangs_s:.1f} s, and the recorder is well")
 
     def _look_at_threads(self, service: LeaderService) -> None:
         recorder, journal = service.recorder, self._journal

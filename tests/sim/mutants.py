@@ -244,7 +244,7 @@ def _() -> Iterator[None]:
         yield
 
 
-@mutant("a-file-whose-sync-failed-is-synced-again", "acknowledged", "syncs_fail power_fails", first=10, quick=False)
+@mutant("a-file-whose-sync-failed-is-synced-again", "acknowledged", "syncs_fail power_fails", first=72, quick=False)
 def _() -> Iterator[None]:
     def forgiving(self: Syncer, file: Any, written: int, error: OSError) -> None:
         self.failures += 1
@@ -287,10 +287,16 @@ class _Os:
         return getattr(recover.os, name)
 
 
+@mutant("r34-a-disk-that-hangs-is-not-told", "said", "disk_hangs", quick=False)
+def _() -> Iterator[None]:
+    with instead(writer.Recorder, "_hanging", lambda self: None):
+        yield
+
+
 # --- the loop --------------------------------------------------------------------------------------------------------
 
 
-@mutant("the-loop-waits-for-the-disk", "engines", "disk_hangs disk_is_slow")
+@mutant("r34-the-loop-waits-for-the-disk", "engines", "disk_hangs disk_is_slow")
 def _() -> Iterator[None]:
     real = writer.Recorder.offer
 
@@ -331,7 +337,7 @@ def _() -> Iterator[None]:
 # --- readers ---------------------------------------------------------------------------------------------------------
 
 
-@mutant("a-loss-is-not-told-to-its-reader", "readers", "client_frozen", first=2)
+@mutant("r24-a-loss-is-not-told-to-its-reader", "readers", "client_frozen", first=2)
 def _() -> Iterator[None]:
     real = Ring.read
 
@@ -344,7 +350,7 @@ def _() -> Iterator[None]:
         yield
 
 
-@mutant("readers-are-never-forgotten", "rooms", "client_killed connection_cut", first=2, quick=False)
+@mutant("r24-readers-are-never-forgotten", "rooms", "client_killed connection_cut", first=2, quick=False)
 def _() -> Iterator[None]:
     with instead(Broadcaster, "unsubscribe", lambda self, subscriber: None):
         yield
@@ -384,13 +390,13 @@ def _() -> Iterator[None]:
         yield
 
 
-@mutant("a-lease-never-ends-by-itself", "holds", "connection_half_open client_frozen", first=7, quick=False)
+@mutant("r61-a-lease-never-ends-by-itself", "holds", "connection_half_open client_frozen", first=7, quick=False)
 def _() -> Iterator[None]:
     with instead(Leases, "expire", lambda self: None):
         yield
 
 
-@mutant("a-lost-lease-is-not-told-to-the-leader", "holds", "client_killed", first=1)
+@mutant("r60-a-lost-lease-is-not-told-to-the-leader", "holds", "client_killed", first=1)
 def _() -> Iterator[None]:
     def drop(self: Leases, owner: str) -> None:
         self._until.pop(owner, None)
@@ -399,7 +405,7 @@ def _() -> Iterator[None]:
         yield
 
 
-@mutant("a-hold-lasts-for-ever", "holds", "client_frozen", first=4, quick=False)
+@mutant("r61-a-hold-lasts-for-ever", "holds", "client_frozen", first=4, quick=False)
 def _() -> Iterator[None]:
     with instead(WallDeadlines, "set", lambda self, deadline, after_ns: None):
         yield

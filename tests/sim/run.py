@@ -16,6 +16,7 @@ from unittest import mock
 import msgspec
 
 from kvbm_console.debug import sessions
+from kvbm_console.recording import format as fmt
 from kvbm_console.recording import options as recording_options
 from kvbm_console.recording.options import RecordingOptions
 from kvbm_console.service import LeaderService
@@ -38,6 +39,10 @@ FOREIGN: Final = ("thesis.docx.tmp", "2024-holiday.mcap", "short.active", "00000
 """Files of somebody else in the directory of a recording."""
 BREAKPOINTS_MAX: Final = 12
 """Instead of 256, so that a run reaches the bound."""
+
+PACKED_FROM_BYTES: Final = 12_000
+PART_BYTES: Final = 5_000
+"""Instead of 4 and 16 MiB, so that about half of the keyframes are packed and divided."""
 
 
 class Result(msgspec.Struct):
@@ -258,6 +263,8 @@ def small_bounds() -> Iterator[None]:
     with (
         mock.patch.object(recording_options, "SEGMENT_BYTES_MIN", 10_000),
         mock.patch.object(sessions, "BREAKPOINTS_MAX", BREAKPOINTS_MAX),
+        mock.patch.object(fmt, "PACKED_FROM_BYTES", PACKED_FROM_BYTES),
+        mock.patch.object(fmt, "PART_BYTES", PART_BYTES),
     ):
         yield
 

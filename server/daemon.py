@@ -47,6 +47,7 @@ from .access import AccessRules, read_token, server_credentials, tls_context
 from .control import KeptBreakpoints
 from .lints import LintWatch
 from .options import DaemonOptions, Endpoint, host_and_port, is_loopback
+from .publisher import FleetPublisher
 from .questions import PacedServices, Questions, Turn
 from .servicer import ConsoleServicer, Identity
 from .summary import Summary, summarise
@@ -129,6 +130,10 @@ class Daemon:
             self._end_processes()
             raise
         self.questions = Questions()
+        self.publisher = None if options.fleet is None else FleetPublisher(
+            options.fleet, self.service, self.lints, self.questions, program=options.program, name=options.target,
+            address=lambda: self.address,
+        )
         self._stopping = asyncio.Event()
         self._hurried = asyncio.Event()
         self._seal_until = math.inf
@@ -363,6 +368,8 @@ class Daemon:
             if self.spans is not None:
                 group.start_soon(self.service.keep, "spans", self.spans.run)
             group.start_soon(self.service.keep, "lints", self.lints.run)
+            if self.publisher is not None:
+                group.start_soon(self.service.keep, "fleet", self.publisher.run)
             if self.rig is None:
                 self._engine_clock_is_the_wall(loop)
             engine = asyncio.ensure_future(self._drive())

@@ -17,8 +17,7 @@ from .lints import LintWatch
 
 
 def summary_of(service: LeaderService, watch: LintWatch, program: str, name: str) -> DaemonSummary:
-    """The summary as of now. It is a question to the watch, too, which therefore goes on for a minute."""
-    watch.want()
+    """The summary as of now."""
     state, watching = service.state, watch.turns > 0
     tiers = {tier.label: tier_row(state, tier) for tier in Tier if any(pool.info.tier is tier for pool in state.pools)}
     recorder = None if service.recorder is None else service.recorder.status().state

@@ -56,6 +56,8 @@ class LintWatch:
         """Turns that are over; the other attributes say nothing before the first."""
         self.always = False
         """True where metrics are served."""
+        self.ready = asyncio.Event()
+        """Set while the other attributes say something."""
         self._wanted = asyncio.Event()
         self._asked_s = -math.inf
         self._ran = False
@@ -70,7 +72,8 @@ class LintWatch:
         self._wanted.set()
 
     @property
-    def _is_wanted(self) -> bool:
+    def is_wanted(self) -> bool:
+        """True if metrics are served, or somebody asked within the last minute."""
         return self.always or time.monotonic() - self._asked_s < ASKED_S
 
     def _begin(self, snapshot: Snapshot) -> None:
@@ -87,8 +90,9 @@ class LintWatch:
             self._begin(self._service.snapshot())
         self._ran = True
         while True:
-            if not self._is_wanted:
+            if not self.is_wanted:
                 self._wanted.clear()
+                self.ready.clear()
                 self.turns = 0
                 await self._wanted.wait()
                 self._begin(self._service.oldest_snapshot())
@@ -117,6 +121,7 @@ class LintWatch:
         at_ns = self._service.at_ns
         with anyio.CancelScope(shield=True):  # a cancelled thread would go on beside us
             self._spent_s = await anyio.to_thread.run_sync(self._take, resume, frames, at_ns)
+        self.ready.set()
 
     def _take(self, resume: tuple[Snapshot, GapSeen | None] | None, frames: list[bytes], at_ns: int) -> float:
         began = time.thread_time()

@@ -17,6 +17,7 @@ import grpc.aio
 import msgspec
 
 from kvbm_console.addresses import DEFAULT_SOCKET, socket_address
+from kvbm_console.client.broker import BrokerAddress
 from kvbm_console.core.config import LeaderConfig, require
 from kvbm_console.core.errors import UsageError
 from kvbm_console.debug.leases import LEASE_TTL_NS
@@ -59,6 +60,8 @@ class DaemonOptions(msgspec.Struct, kw_only=True):
     """``HOST:PORT`` of the Prometheus exposition: of the loopback or, with TLS and a token, of any interface."""
     otlp: str | None = None
     """Address of the OpenTelemetry collector that gets the timelines of requests as spans."""
+    fleet: BrokerAddress | None = None
+    """Broker at which the daemon publishes its summary."""
     speed: float | None = 1.0
     """Virtual seconds per second of the wall; None never waits."""
     record: Path | None = None

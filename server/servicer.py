@@ -177,6 +177,7 @@ class ConsoleServicer:
         elif question == "history":
             self._history(request.history, reply.history)
         elif question == "summary":
+            self._watch.want()
             summary = summary_of(self._service, self._watch, self._identity.program, self._identity.target)
             reply.summary_json = msgspec.json.encode(summary).decode()
         elif question == "find":

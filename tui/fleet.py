@@ -11,6 +11,7 @@ Law of this file: it draws a report and decides nothing. Every daemon has its ce
 """
 
 import asyncio
+import socket
 import time
 from typing import NamedTuple
 
@@ -18,7 +19,7 @@ from textual import events
 from textual.app import App, ComposeResult
 
 from kvbm_console.analysis.fleet import GONE, DaemonRow, FleetReport
-from kvbm_console.client.fleet import Fleet
+from kvbm_console.client.fleet import FleetView
 
 from .app import key_name
 from .canvas import Canvas
@@ -50,6 +51,8 @@ class FleetDesk:
         self.search: str | None = None
         """The text that narrows the list; None while nothing is searched."""
         self.typing = False
+        self.note = ""
+        """A sentence for the foot, until the next key."""
         self.top = 0
 
     @property
@@ -67,6 +70,7 @@ class FleetDesk:
 
     def press(self, key: str) -> str | None:
         """Take a key; ``quit``, ``open`` or None."""
+        self.note = ""
         if self.typing:
             self._type(key)
         elif key in ("q", "escape") and (key == "q" or self.search is None):
@@ -144,6 +148,8 @@ class FleetDesk:
     def _foot(self, width: int) -> Line:
         if self.typing:
             return Pen().put(f" /{plain(self.search or '')}", "strong").put("▏", "strong").line("bar", width)
+        if self.note:
+            return Pen().put(f" {cut(plain(self.note), width - 2)}", "strong").line("bar", width)
         found = f"   /{plain(self.search)}: {count(len(self.rows))}" if self.search else ""
         return Pen().put(" enter its console   / search   q quit", "faint").put(found, "strong").line("bar", width)
 
@@ -224,6 +230,13 @@ def _need(row: DaemonRow) -> tuple[str, str]:
     return f"{plain(worst.who)}  {plain(worst.what)}{more}", ROLES[worst.level]
 
 
+def _elsewhere(row: DaemonRow) -> str:
+    """The reason why the daemon's own console cannot be opened from here."""
+    if row.host and row.host != socket.gethostname() and row.opens.startswith("unix:"):
+        return f"{row.name} listens on a Unix socket of {row.host}: run kvbm-console attach {row.opens} there"
+    return ""
+
+
 def _missing(report: FleetReport, width: int) -> list[Line]:
     """The prefixes that miss most, and where their first missing block lies."""
     if not report.missing:
@@ -246,7 +259,7 @@ class FleetApp(App[str]):
     ENABLE_COMMAND_PALETTE = False
     CSS = "Screen { layout: vertical; overflow: hidden; } Canvas { width: 100%; height: 100%; }"
 
-    def __init__(self, fleet: Fleet, *, theme: str = "dark", ascii_only: bool = False) -> None:
+    def __init__(self, fleet: FleetView, *, theme: str = "dark", ascii_only: bool = False) -> None:
         self.look = Theme(theme)
         super().__init__(ansi_color=not self.look.rich)
         self.fleet = fleet
@@ -298,7 +311,11 @@ class FleetApp(App[str]):
             if asked == "quit":
                 self.exit()
             elif asked == "open" and selected is not None:
-                self.exit(selected.target)
+                self.desk.note = _elsewhere(selected)
+                if self.desk.note:
+                    self.redraw()
+                else:
+                    self.exit(selected.opens)
             else:
                 self.redraw()
             return

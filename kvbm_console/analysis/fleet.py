@@ -70,7 +70,12 @@ class DaemonRow(msgspec.Struct):
     """A daemon of the fleet as of its last answer."""
 
     target: str
+    """Its address, or at a broker its name there."""
     summary: DaemonSummary | None = None
+    address: str = ""
+    """Where it listens, empty for ``target``."""
+    host: str = ""
+    """The machine of that address, empty if unknown."""
     error: str = ""
     """Why the last question was not answered, empty if it was."""
     silent_s: float = 0.0
@@ -80,6 +85,11 @@ class DaemonRow(msgspec.Struct):
     def name(self) -> str:
         """The daemon's name for people, else its address."""
         return self.summary.name if self.summary is not None and self.summary.name else self.target
+
+    @property
+    def opens(self) -> str:
+        """The address of the daemon's own console."""
+        return self.address or self.target
 
     @property
     def stands(self) -> str:

@@ -519,7 +519,10 @@ class FleetRow(msgspec.Struct):
     """A daemon of a fleet."""
 
     target: str
+    """Its address, or at a broker its name there."""
     name: str
+    address: str
+    """Where it listens."""
     stands: str
     """`fault`, `gone`, `held`, `caution` or `fine`."""
     error: str | None

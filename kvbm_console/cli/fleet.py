@@ -4,9 +4,10 @@ Law of this file: every daemon that was named is in the result, and the exit sta
 needs a person.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 import msgspec
@@ -16,6 +17,9 @@ from kvbm_console.analysis.fleet import GONE, WORDS, DaemonRow, FleetReport, Loc
 from kvbm_console.cli.output import duration, number, on_terminal, print_json, print_lines, share, table
 from kvbm_console.cli.params import access_options, format_option
 from kvbm_console.core.errors import ConnectionLost
+
+if TYPE_CHECKING:
+    from kvbm_console.client.fleet import FleetView
 
 FLEET_MAX: Final = 10_000
 """Daemons of one view: each is a connection."""
@@ -38,18 +42,18 @@ def fleet(
 ) -> None:
     """Many daemons at once: which of them needs a person, and which prefixes miss.
 
-    TARGET is unix:PATH, HOST:PORT, dns:HOST:PORT for every address of a name, or @FILE with one TARGET on each line. On
-    a terminal the fleet stays on the screen, and Enter opens a daemon's own console.
+    TARGET is unix:PATH, HOST:PORT, dns:HOST:PORT for every address of a name, or @FILE with one TARGET on each line;
+    or nats://HOST:PORT of a broker at which daemons publish (serve --fleet). On a terminal the fleet stays on the
+    screen, and Enter opens a daemon's own console.
     """
-    from kvbm_console.cli.ask import access, run
-    from kvbm_console.client.fleet import Fleet
+    from kvbm_console.cli.ask import run
 
-    targets = run(addresses((*names, *flags)))
+    opened = run(fleet_of((*names, *flags)))
     if who_has is not None:
         hashes, request = wanted(who_has)
 
         async def find() -> tuple[list[DaemonRow], dict[str, list[Located]]]:
-            async with Fleet(targets, access=access()) as asked:
+            async with opened() as asked:
                 return asked.rows, await asked.find(hashes, request)
 
         rows, found = run(find())
@@ -57,10 +61,10 @@ def fleet(
         print_found(form, who_has, rows, found)
         raise SystemExit(0 if any(holds(answers) for answers in found.values()) else 1)
     if form == "text" and not once and fail_on is None and on_terminal():
-        raise SystemExit(run(screen(targets)))
+        raise SystemExit(run(screen(opened)))
 
     async def look() -> FleetReport:
-        async with Fleet(targets, access=access()) as asked:
+        async with opened() as asked:
             return await asked.first_look()
 
     report = run(look())
@@ -75,23 +79,37 @@ def fleet(
 
 def require_answer(rows: Sequence[DaemonRow]) -> None:
     """Raise ``ConnectionLost`` if no daemon of the fleet answered."""
+    if not rows:
+        raise ConnectionLost("no daemon publishes there; kvbm-console serve --fleet does")
     if all(row.error for row in rows):
         many = f"none of the {number(len(rows))} daemons answers; the first: " if len(rows) > 1 else ""
         raise ConnectionLost(f"{many}{rows[0].error}")
 
 
-async def screen(targets: Sequence[str]) -> int:
-    """The fleet on the screen, and the consoles of the daemons that are opened from it."""
+async def fleet_of(names: Sequence[str]) -> "Callable[[], FleetView]":
+    """Opens the fleet that the TARGETs name. Raises ``UsageError`` for a wrong one."""
     from kvbm_console.cli.ask import access
-    from kvbm_console.cli.attach import console
+    from kvbm_console.client.broker import SCHEMES, broker_address
+    from kvbm_console.client.brokered import BrokeredFleet
     from kvbm_console.client.fleet import Fleet
+
+    if any(name.startswith(SCHEMES) for name in names):
+        if len(names) > 1:
+            _refuse(f"a broker is the only TARGET, got {len(names)}")
+        return partial(BrokeredFleet, broker_address(names[0], "TARGET"))
+    return partial(Fleet, await addresses(names), access=access())
+
+
+async def screen(fleet: "Callable[[], FleetView]") -> int:
+    """The fleet on the screen, and the consoles of the daemons that are opened from it."""
+    from kvbm_console.cli.attach import console
     from tui.app import choose_ascii, choose_theme
     from tui.fleet import FleetApp
 
     theme, ascii_only = choose_theme(None, False), choose_ascii(False)
 
     while True:
-        async with Fleet(targets, access=access()) as asked:
+        async with fleet() as asked:
             opened = await FleetApp(asked, theme=theme, ascii_only=ascii_only).run_async()
         if opened is None:
             return 0
@@ -196,7 +214,7 @@ def _quantiles(times: Any) -> dict[str, int | None]:
 def _row_document(row: DaemonRow) -> dict[str, Any]:
     summary = row.summary
     return {
-        "target": row.target, "name": row.name, "stands": row.stands, "error": row.error or None,
+        "target": row.target, "name": row.name, "address": row.opens, "stands": row.stands, "error": row.error or None,
         "silent_s": round(row.silent_s, 1), "hit_rate": row.hit_rate,
         "seq": None if summary is None else summary.seq,
         "slots": {} if summary is None else summary.slots,

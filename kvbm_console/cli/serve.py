@@ -31,6 +31,9 @@ if TYPE_CHECKING:
                    "loopback by https, for scrapers that show the token (Authorization: Bearer).")
 @click.option("--otlp", metavar="ENDPOINT",
               help="Send the timelines of requests as OpenTelemetry spans to http://HOST:PORT (OTLP over HTTP).")
+@click.option("--fleet", "broker", metavar="nats://HOST:PORT",
+              help="Publish a summary of this daemon at a NATS broker, for kvbm-console fleet nats://HOST:PORT. The "
+                   "form is nats://[USER:PASSWORD@]HOST[:PORT][/CLUSTER][?creds=FILE].")
 @click.option("--listen", type=Listen(), metavar="ADDRESS",
               help="unix:PATH, or HOST:PORT of the loopback (of any interface with TLS and a token).  "
                    "[default: the default socket]")
@@ -58,7 +61,7 @@ if TYPE_CHECKING:
 def serve(
     workload: str | None, engines: tuple[str, ...], listen: str | None, exit_when_done: bool, form: str,
     segment_size: str | None, segment_time: str | None, keep: str | None, sync: str, seconds: float | None, name: str,
-    **flags: Any,
+    broker: str | None, **flags: Any,
 ) -> None:
     """The daemon: leader, engine, recorder and stream.
 
@@ -73,6 +76,7 @@ def serve(
     if engines and workload is not None:
         raise click.UsageError("--engine follows a real engine, --workload runs a simulated engine: give only one flag")
     from kvbm_console.cli.streams import find_publishers
+    from kvbm_console.client.broker import broker_address
     from kvbm_console.recording.options import recording_options
 
     publishers = tuple(
@@ -81,7 +85,8 @@ def serve(
     recording = recording_options(segment_size=segment_size, segment_time=segment_time, keep=keep, sync=sync)
     options = daemon_options(
         workload=workload, listen=listen or socket_address(DEFAULT_SOCKET), exit_when_done=exit_when_done,
-        recording=recording, publishers=publishers, target=name, **flags,
+        recording=recording, publishers=publishers, target=name,
+        fleet=None if broker is None else broker_address(broker, "--fleet"), **flags,
     )
     import msgspec
 

@@ -6,6 +6,7 @@ Law of this file: a daemon that does not answer delays no other daemon and stays
 import asyncio
 import socket
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, Self, TypeVar
 
@@ -26,8 +27,56 @@ MISSING_SHOWN: Final = 16
 T = TypeVar("T")
 
 
-class Fleet:
-    """Connections to the daemons at these targets, as an asynchronous context manager."""
+class FleetView(ABC):
+    """A fleet that can be asked, as an asynchronous context manager."""
+
+    rows: list[DaemonRow]
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    @abstractmethod
+    async def __aexit__(self, *_: object) -> None: ...
+
+    @abstractmethod
+    async def refresh(self) -> None:
+        """Bring ``rows`` up to date."""
+
+    @abstractmethod
+    async def find(self, hashes: Sequence[int], request: str = "") -> dict[str, list[Located]]:
+        """Target to what its daemon has; daemons that do not answer are left out."""
+
+    async def look(self) -> FleetReport:
+        """The fleet as it is now, and where the prefixes lie that miss most."""
+        await self.refresh()
+        report = report_of(self.rows)
+        report.missing = await self._where(report.digest.missing.most(MISSING_SHOWN))
+        return report
+
+    async def first_look(self) -> FleetReport:
+        """As ``look``, after every daemon that answers has read its own past, or had ``FIRST_S`` for it."""
+        until = time.monotonic() + FIRST_S
+        while True:
+            report = await self.look()
+            young = [row for row in self.rows if row.summary is not None and not row.error
+                     and not row.summary.watching]
+            if not young or time.monotonic() > until:
+                return report
+            await asyncio.sleep(LOOK_S)
+
+    async def _where(self, most: Sequence[tuple[int, MissedFrom]]) -> list[Elsewhere]:
+        if not most:
+            return []
+        found = await self.find([key for key, _ in most])
+        return [
+            Elsewhere(f"{key:016x}", missed, {
+                target: answers[at].tiers for target, answers in found.items() if answers[at].tiers
+            }) for at, (key, missed) in enumerate(most)
+        ]
+
+
+class Fleet(FleetView):
+    """Connections to the daemons at these targets."""
 
     def __init__(self, targets: Sequence[str], *, access: Access | None = None) -> None:
         self.rows = [DaemonRow(target) for target in targets]
@@ -36,32 +85,15 @@ class Fleet:
         self._places = asyncio.Semaphore(AT_ONCE)
         self._began_s = time.monotonic()
 
-    async def __aenter__(self) -> Self:
-        return self
-
     async def __aexit__(self, *_: object) -> None:
         await asyncio.gather(*(client.close() for client in self._clients.values()))
 
-    async def look(self) -> FleetReport:
-        """Ask every daemon for its summary, then where the prefixes lie that miss most."""
+    async def refresh(self) -> None:
+        """Ask every daemon for its summary."""
         await asyncio.gather(*map(self._look, self.rows))
-        report = report_of(self.rows)
-        most = report.digest.missing.most(MISSING_SHOWN)
-        report.missing = await self._where(most)
-        return report
-
-    async def first_look(self) -> FleetReport:
-        """As ``look``, after every daemon that answers has read its own past, or had ``FIRST_S`` for it."""
-        until = time.monotonic() + FIRST_S
-        while True:
-            report = await self.look()
-            young = [row for row in self.rows if row.summary is not None and not row.summary.watching]
-            if not young or time.monotonic() > until:
-                return report
-            await asyncio.sleep(LOOK_S)
 
     async def find(self, hashes: Sequence[int], request: str = "") -> dict[str, list[Located]]:
-        """Target to what its daemon has; daemons that do not answer are left out."""
+        """As in every view."""
         asked = (self._ask(row, lambda client: client.find(hashes, request)) for row in self.rows)
         answers = await asyncio.gather(*asked)
         return {row.target: found for row, found in zip(self.rows, answers, strict=True) if found is not None}
@@ -89,16 +121,6 @@ class Fleet:
             return answer
         row.silent_s = time.monotonic() - self._answered_s.get(row.target, self._began_s)
         return None
-
-    async def _where(self, most: Sequence[tuple[int, MissedFrom]]) -> list[Elsewhere]:
-        if not most:
-            return []
-        found = await self.find([key for key, _ in most])
-        return [
-            Elsewhere(f"{key:016x}", missed, {
-                target: answers[at].tiers for target, answers in found.items() if answers[at].tiers
-            }) for at, (key, missed) in enumerate(most)
-        ]
 
 
 async def targets_of(name: str) -> list[str]:

@@ -39,6 +39,7 @@ MISSING: Final = {
     "lake": ("pyarrow", ("lake", "add", "RECORDING", "--lake", "x")),
     "mcp": ("mcp.server", ("mcp", "RECORDING")),
     "otlp": ("opentelemetry.exporter.otlp.proto.http", ("serve", "--otlp", "http://127.0.0.1:1")),
+    "nats": ("nats", ("fleet", "nats://127.0.0.1:1", "--once")),
 }
 """Extra to its library and a command that needs the library."""
 

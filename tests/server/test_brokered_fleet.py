@@ -1,0 +1,244 @@
+"""A fleet at a real NATS broker: summaries, questions, rights, and every fault of the broker.
+
+Law of this file: the fleet at a broker has the figures that its daemons tell directly, and no fault of the broker
+reaches a daemon.
+"""
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as some
+
+from kvbm_console.analysis.fleet import DaemonSummary
+from kvbm_console.cli.main import cli
+from kvbm_console.client import broker as brokers
+from kvbm_console.client import brokered
+from kvbm_console.client.broker import Broker, BrokerAddress, PublishedSummary, broker_address, named
+from kvbm_console.client.brokered import BrokeredFleet
+from kvbm_console.client.fleet import Fleet
+from kvbm_console.core.errors import ConnectionLost, Refused, UsageError
+from kvbm_console.core.ids import Tier
+from server import publisher
+from server.daemon import Daemon
+from tests.server.brokers import nats_server
+from tests.server.daemons import ROOT, daemon_at, published
+
+LOAD = "multiturn:requests=40,sessions=6,system=64,turns=3"
+def rights() -> str:
+    """The rights that docs/fleet.md tells, and a user who may do everything."""
+    _, _, text = (ROOT / "docs/fleet.md").read_text().partition("authorization {")
+    told = text.partition("```")[0].replace("...", "1")
+    return "authorization {" + told.replace("users = [", 'users = [ { user: "maker", password: "1" },')
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Short waits for what never comes, and summaries as often as a test wants them."""
+    monkeypatch.setattr(publisher, "QUIET_S", 0.05)
+    monkeypatch.setattr(publisher, "LOOKED_S", 0.05)
+    monkeypatch.setattr(publisher, "RETRY_S", (0.01, 0.02))
+    monkeypatch.setattr(brokers, "ANSWER_S", 0.3)
+    monkeypatch.setattr(brokers, "CLOSE_S", 0.1)
+
+
+def at(server: Any, user: str = "", cluster: str = "") -> BrokerAddress:
+    return broker_address(f"nats://{user and f'{user}@'}{server.address}/{cluster}", "fleet")
+
+
+@asynccontextmanager
+async def member(broker: BrokerAddress, name: str, load: str | None = LOAD, **changes: Any) -> AsyncIterator[Daemon]:
+    async with daemon_at(load, speed=None, target=name, fleet=broker, **changes) as daemon:
+        if load is not None:
+            await published(daemon, lambda: sum(daemon.service.state.totals.finished) == 40)
+        yield daemon
+
+
+async def seen(fleet: BrokeredFleet, condition: Callable[[], bool]) -> None:
+    """Look until it is so; the test's own timeout is the bound."""
+    while not condition():
+        await fleet.look()
+        await asyncio.sleep(0.01)
+
+
+async def warned(daemon: Daemon, word: str) -> str:
+    """The daemon's warning about its fleet, once it has the word."""
+    while True:
+        for text in daemon.service.parts.warnings():
+            if text.startswith("fleet") and word in text:
+                return text
+        await daemon.service.changed.wait()
+
+
+@pytest.mark.asyncio
+async def test_the_fleet_at_a_broker_is_the_fleet_that_is_asked_directly(tmp_path: Path) -> None:
+    with nats_server(tmp_path) as server:
+        broker = at(server, cluster="blue")
+        async with member(broker, "prod.1") as one, member(broker, "prod 聊") as two:
+            daemons = {"prod.1": one, "prod 聊": two}
+            async with (
+                BrokeredFleet(broker) as fleet, Fleet([each.address for each in daemons.values()]) as direct,
+                BrokeredFleet(at(server)) as other,
+            ):
+                assert not other.rows, "another cluster"
+                await fleet.first_look()
+                theirs = await direct.first_look()
+                await seen(fleet, lambda: all(row.summary is not None and row.summary.watching for row in fleet.rows))
+                mine = await fleet.look()
+                assert {row.name: row.opens for row in mine.rows} == {
+                    name: daemon.address for name, daemon in daemons.items()
+                }
+                assert mine.digest == theirs.digest
+                assert mine.stands == theirs.stands
+                places = {row.opens: row.target for row in mine.rows}
+                assert {each.hash: set(each.lies_at) for each in mine.missing} == {
+                    each.hash: {places[target] for target in each.lies_at} for each in theirs.missing
+                }
+                pool = next(pool for pool in one.service.state.pools if pool.info.tier is Tier.G1)
+                key = next(iter(pool.by_hash))
+                found = await fleet.find([key, 1], "nobody")
+                assert found.keys() == daemons.keys()
+                assert found["prod.1"] == (await direct.find([key, 1], "nobody"))[one.address]
+        async with BrokeredFleet(broker) as fleet:
+            assert not fleet.rows, "daemons that ended in order have left"
+
+
+@pytest.mark.asyncio
+async def test_a_daemon_that_died_keeps_its_row_and_its_age(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(brokered, "OVERDUE_S", 0.1)
+    with nats_server(tmp_path) as server:
+        broker = at(server)
+        async with member(broker, "one", None), Broker(broker, "test") as raw:
+            await brokers.keep_summaries(raw)
+            dead = PublishedSummary(DaemonSummary("dead", "kvbm", "x", 7, 1, True, 0, holds=3), "unix:/d", "host", 0.05)
+            await raw.jetstream.publish(broker.subject("dead", "sum"), msgspec.msgpack.encode(dead))
+            await raw.jetstream.publish(broker.subject("strange", "sum"), b"\xc1 not ours")
+            await raw.client.publish(broker.questions, b"\xc1 not ours")
+            async with BrokeredFleet(broker) as fleet:
+                await seen(fleet, lambda: sum(row.stands == "gone" for row in fleet.rows) == 2)
+                await asyncio.sleep(0.2)
+                rows = {row.target: row for row in (await fleet.look()).rows}
+                assert (rows["dead"].summary, rows["dead"].error) == (dead.summary, "its summary is overdue")
+                assert rows["dead"].silent_s > 0.2
+                assert rows["strange"].error == "it publishes a summary of another version"
+                assert rows["one"].stands != "gone"
+                assert rows["one"].silent_s < rows["dead"].silent_s
+                assert (await fleet.find([1])).keys() == {"one"}
+
+
+def test_an_age_counts_from_the_brokers_clock() -> None:
+    heard: list[float] = []
+    here = brokered._Heard(lambda subject, data, heard_s: heard.append(heard_s), asyncio.Event())
+    there = datetime(2031, 5, 1, tzinfo=UTC)  # years away from our clock
+    began = brokered.time.monotonic()
+    here.begin(there, 1)
+    for tail in ("S.C.1.1.1.{at}.0", "_.hash.S.C.1.1.1.{at}.0.token"):
+        at_ns = int((there.timestamp() - 12) * 1e9)
+        here._hear(SimpleNamespace(reply="$JS.ACK." + tail.format(at=at_ns), subject="s", data=b""))
+    assert [round(began - heard_s) for heard_s in heard] == [12, 12]
+    assert here._complete.is_set()
+
+
+@pytest.mark.asyncio
+async def test_two_daemons_of_one_name_are_told(tmp_path: Path) -> None:
+    with nats_server(tmp_path) as server:
+        broker = at(server)
+        async with member(broker, "twin", None), member(broker, "twin", None), BrokeredFleet(broker) as fleet:
+            await seen(fleet, lambda: any("two daemons publish as twin" in row.error for row in fleet.rows))
+
+
+@pytest.mark.asyncio
+@pytest.mark.fault
+async def test_a_daemon_goes_on_beside_a_broker_that_is_killed_frozen_and_restarted_empty(tmp_path: Path) -> None:
+    with nats_server(tmp_path) as server:
+        broker = at(server)
+        async with member(broker, "one") as daemon, BrokeredFleet(broker) as fleet:
+            await seen(fleet, lambda: [row.stands for row in fleet.rows] != ["gone"])
+            server.kill()
+            assert "broker" in await warned(daemon, "fleet: ")
+            assert "no broker listens" in await warned(daemon, "no broker listens")
+            await seen(fleet, lambda: "no broker listens" in fleet.rows[0].error)
+            async with Fleet([daemon.address]) as direct:
+                assert (await direct.first_look()).digest.finished == 40, "the daemon itself answers"
+            server.start("empty")
+            await warned(daemon, "runs as it should again")
+            await seen(fleet, lambda: not fleet.rows[0].error)
+            server.send(signal.SIGSTOP)
+            assert "does not answer" in await warned(daemon, "does not answer")
+            async with Fleet([daemon.address]) as direct:
+                assert (await direct.first_look()).digest.finished == 40
+            server.send(signal.SIGCONT)
+            await seen(fleet, lambda: not fleet.rows[0].error)
+
+
+@pytest.mark.asyncio
+async def test_rights_are_per_daemon_and_a_view_only_reads(tmp_path: Path) -> None:
+    with nats_server(tmp_path, rights()) as server:
+        async with Broker(at(server, "maker:1"), "maker") as raw:
+            await brokers.keep_summaries(raw)
+        async with (
+            member(at(server, "prod-1:1", "blue"), "prod-1", None) as one,
+            member(at(server, "prod-1:1", "blue"), "two", None) as two,
+            member(at(server, "prod-1:2"), "three", None) as three,
+        ):
+            text = await warned(two, "gives no right to publish summaries")
+            assert '(permissions violation for publish to "kvbm.v1.blue.two.sum")' in text
+            assert "refuses this user or password" in await warned(three, "refuses")
+            async with BrokeredFleet(at(server, "eye:1", "blue")) as fleet:
+                await seen(fleet, lambda: [row.target for row in fleet.rows] == ["prod-1"])
+                assert "prod-1" in await fleet.find([1])
+                assert not one.service.parts.warnings()
+            async with Broker(at(server, "eye:1", "blue"), "eye") as raw:
+                for what in (
+                    raw.jetstream.publish("kvbm.v1.blue.prod-1.sum", b""), raw.jetstream.purge_stream("KVBM_SUM"),
+                    raw.jetstream.delete_stream("KVBM_SUM"),
+                ):
+                    with pytest.raises(Refused, match="gives no right to do it"), raw.asking("do it"):
+                        await what
+            with pytest.raises(Refused, match="refuses this user or password"):
+                await BrokeredFleet(at(server, "eye:wrong")).__aenter__()
+
+
+@pytest.mark.asyncio
+async def test_a_broker_without_streams_is_one_sentence(tmp_path: Path) -> None:
+    with nats_server(tmp_path) as server:
+        with pytest.raises(Refused, match="keeps no messages: JetStream is off there, or its stream is missing"):
+            await BrokeredFleet(at(server)).__aenter__()
+        server.kill()
+        with pytest.raises(ConnectionLost, match=f"no broker listens on nats://{server.address}"):
+            await BrokeredFleet(at(server)).__aenter__()
+
+
+@given(some.text(min_size=1), some.text(min_size=1))
+def test_every_name_has_a_subject_of_its_own(name: str, other: str) -> None:
+    address = BrokerAddress("nats://x", "nats://x")
+    subject = address.subject(name, "sum")
+    assert (named(subject), len(subject.split("."))) == (name, 5)
+    assert not set(subject) & set(" *>\t\r\n")
+    assert (subject == address.subject(other, "sum")) == (name == other)
+
+
+def test_addresses_and_their_mistakes() -> None:
+    told = broker_address("nats://u:p%40@h/blue%20one?creds=/run/n.creds", "fleet")
+    assert (told.url, told.shown, told.cluster, told.creds) == (
+        "nats://u:p%40@h:4222", "nats://h:4222", "blue one", "/run/n.creds"
+    )
+    for wrong in ("nats://", "http://h", "nats://h:x", "nats://u:secret@h/a/b", "nats://h?x=1", "nats://h#x"):
+        with pytest.raises(UsageError, match="fleet must be nats://") as found:
+            broker_address(wrong, "fleet")
+        assert "secret" not in str(found.value)
+    for command in (["fleet", "nats://h:x", "--once"], ["fleet", "nats://h", "unix:/x", "--once"],
+                    ["serve", "--fleet", "http://h"]):
+        done = CliRunner().invoke(cli, command, prog_name="kvbm-console")
+        assert (done.exit_code, len(done.stderr.splitlines())) == (2, 1), done.stderr

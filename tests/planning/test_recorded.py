@@ -158,9 +158,9 @@ def test_the_recordings_of_this_project_are_replayed_event_for_event(name: str) 
 # --- real engines ---
 
 
-@pytest.mark.parametrize("name", ["alone", "refused"])
+@pytest.mark.parametrize("name", ["alone", "refused", "chats"])
 def test_a_recording_of_vllm_has_the_hits_of_vllm(name: str, tmp_path: Path) -> None:
-    """The scheduler's own hits within a point; ``refused`` has a host tier and a load that fails."""
+    """The scheduler's own hits within a point. The last two have a host tier, and ``refused`` a load that fails."""
     run_of(name).record(tmp_path, [64])
     run = read_run(str(tmp_path))
     assert not run.exact

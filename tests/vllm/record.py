@@ -5,19 +5,27 @@ settings of the tap, and for each step its messages and what the scheduler held 
 positions, and the hashes of all full blocks), and the engine's own counts of the prompt tokens that it found. Ordinary
 tests bring the messages to a leader and compare.
 
+A step takes ``STEP_NS``, ``TOKEN_NS`` for each prompt token and ``REQUEST_NS`` for each decoding request by the tap's
+clock, as in a real engine.
+
 Law of this file: the truth is read from the scheduler, never from the tap.
 """
 
 import sys
 import tempfile
+import time
+from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Final
+from unittest import mock
 
 import msgspec
 import zstandard
 from vllm.v1.core.kv_cache_utils import get_block_hash, get_group_id
 from vllm.v1.request import RequestStatus
 
+from kvbm_console.tap import connector, copies, recorder, scheduler
 from kvbm_console.tap import vllm as binding
 from tests.tap.watching import Watching
 from tests.vllm.engine import Engine, offloading, tap
@@ -37,12 +45,44 @@ RUNS: Final[dict[str, Any]] = {
         (4, 5, 3), 0.0,
     ),
     "hybrid": (tap(), {"blocks": 34, "running": 8, "groups": ("full", "window")}, (7, 6, 3), 0.0),
+    "chats": (tap(offloading(400)), {"blocks": 256, "running": 16}, (12, 60, 5), 0.0),
 }
 """Name to connector, sizes, (seed, sessions, turns) of the workload, and the probability of an abort before a step.
 
 ``trouble`` has loads that fail and are computed instead, preemptions and aborts; in ``refused`` a failed load ends its
-request; ``hybrid`` has a second group of blocks, of layers that see a window.
+request; ``hybrid`` has a second group of blocks, of layers that see a window; ``chats`` is large enough for a hit rate.
 """
+STEP_NS: Final = 8_000_000
+TOKEN_NS: Final = 50_000
+REQUEST_NS: Final = 300_000
+
+
+class Clock:
+    """The tap's clock while the ``with`` block runs."""
+
+    def __init__(self) -> None:
+        self.now_ns = 10**12
+        self._changes = ExitStack()
+
+    def __enter__(self) -> "Clock":
+        for module in (connector, copies, scheduler):
+            self._changes.enter_context(mock.patch.object(module, "_now", self.now))
+        stand_in = SimpleNamespace(**{**vars(time), "monotonic_ns": self.now})
+        self._changes.enter_context(mock.patch.object(recorder, "time", stand_in))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._changes.close()
+
+    def now(self) -> int:
+        """Nanoseconds, as ``time.monotonic_ns``."""
+        return self.now_ns
+
+    def step(self, output: Any) -> None:
+        """The time of the formed step passes."""
+        counts = list(output.num_scheduled_tokens.values())
+        decoding = counts.count(1)
+        self.now_ns += STEP_NS + TOKEN_NS * (sum(counts) - decoding) + REQUEST_NS * decoding
 
 
 def truth(engine: Engine) -> dict[str, Any]:
@@ -65,13 +105,14 @@ def truth(engine: Engine) -> dict[str, Any]:
 
 def record(name: str) -> bytes:
     """One run, compressed."""
-    connector, sizes, shape, aborts = RUNS[name]
+    given, sizes, shape, aborts = RUNS[name]
     steps: list[Any] = []
-    with tempfile.TemporaryDirectory() as directory:
-        engine = Engine(Path(directory), connector, **sizes)
+    with tempfile.TemporaryDirectory() as directory, Clock() as clock:
+        engine = Engine(Path(directory), given, **sizes)
         sender = engine.connector.sender
         watch = Watching(sender.recorder, sender.flattener, sender.settings)
-        for _ in engine.run(workload(*shape), aborts=aborts):
+        for formed in engine.run(workload(*shape), aborts=aborts):
+            clock.step(formed)
             watch.pump()
             steps.append([watch.kept, truth(engine)])
             watch.kept = []

@@ -14,7 +14,7 @@ import click
 
 from kvbm_console.cli.output import duration, warn
 from kvbm_console.cli.params import Duration, options
-from kvbm_console.core.config import SECOND_NS, Prefetch, PrefetchStop
+from kvbm_console.core.config import SECOND_NS, OffloadLinkBusy, Prefetch, PrefetchStop
 from kvbm_console.core.errors import UsageError
 from kvbm_console.core.eviction.policy import DEFAULT_POLICY, POLICIES, PRESETS, PolicyConfig
 from kvbm_console.planning.options import (
@@ -160,6 +160,9 @@ machine_options = options(
                       f"block.  [default: {OFFLOAD_THRESHOLD}]"),
     click.option("--kv-offload-prompt-only", is_flag=True, default=None,
                  help="Copy down only blocks that a prompt has, as vLLM's OffloadingConnector does."),
+    click.option("--kv-offload-link-busy", type=click.Choice(get_args(OffloadLinkBusy)),
+                 help="A copy down that its link cannot end in time is skipped, or waits in the link's queue as in "
+                      "vLLM and LMCache.  [default: skip]"),
     offload_preset_option,
     link_options,
     click.option("--compat", is_flag=True, default=None,
@@ -275,9 +278,9 @@ ENGINE_FLAGS: Final[tuple[str, ...]] = (
 """The parameters that ``engine_options`` adds to a command."""
 CACHE_FLAGS: Final[tuple[str, ...]] = (
     "total_kv_blocks", "block_size", "kv_cpu_blocks", "kv_disk_blocks", *SIZES, "kv_geometry",
-    "kv_offload_threshold", "kv_offload_prompt_only", "offload_preset", "links", "link", "compat",
-    "kv_transfer_bandwidth", "kv_transfer_base_latency", "transfers", *POLICY_FLAGS, "prefetch", "prefetch_stop",
-    "prefetch_timeout_s", "thrash_window", *ENGINE_FLAGS,
+    "kv_offload_threshold", "kv_offload_prompt_only", "kv_offload_link_busy", "offload_preset", "links", "link",
+    "compat", "kv_transfer_bandwidth", "kv_transfer_base_latency", "transfers", *POLICY_FLAGS, "prefetch",
+    "prefetch_stop", "prefetch_timeout_s", "thrash_window", *ENGINE_FLAGS,
 )
 """The parameters that ``cache_options`` adds to a command."""
 

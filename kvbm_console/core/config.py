@@ -48,6 +48,7 @@ PREFETCH_TIMEOUT_MAX_NS: Final = 3_600 * SECOND_NS
 Prefetch = Literal["chain", "ngram", "session", "none"]
 PrefetchStop = Literal["best_effort", "wait_complete", "timeout"]
 OffloadLaw = Literal["total", "order"]
+OffloadLinkBusy = Literal["queue", "skip"]
 
 
 def require(ok: bool, field: str, bound: str, value: object) -> None:
@@ -105,6 +106,9 @@ class LeaderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     offload_prompt_only: bool = False
     """Copy a device block down only if a prompt has it, as vLLM's OffloadingConnector does: an answer's blocks when the
     prompt of the next turn takes them up."""
+    offload_link_busy: OffloadLinkBusy = "queue"
+    """A copy down that its link cannot end in time waits for the link (``queue``), as in recordings of before and in
+    vLLM and LMCache, or is skipped (``skip``), which users get."""
 
     def __post_init__(self) -> None:
         require(1 <= self.block_tokens <= BLOCK_TOKENS_MAX, "block_tokens", f"from 1 to {BLOCK_TOKENS_MAX}",
@@ -121,12 +125,12 @@ class LeaderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         require(self.staging_deadline_ns > 0, "staging_deadline_ns", "above 0", self.staging_deadline_ns)
         require(1 <= self.ranks <= RANKS_MAX, "ranks", f"from 1 to {RANKS_MAX}", self.ranks)
         require(self.thrash_window_ns >= 0, "thrash_window_ns", "at least 0", self.thrash_window_ns)
-        laws = get_args(OffloadLaw)
-        require(self.offload_law in laws, "offload_law", f"one of {', '.join(laws)}", self.offload_law)
-        known = get_args(Prefetch)
-        require(self.prefetch in known, "prefetch", f"one of {', '.join(known)}", self.prefetch)
-        stops = get_args(PrefetchStop)
-        require(self.prefetch_stop in stops, "prefetch_stop", f"one of {', '.join(stops)}", self.prefetch_stop)
+        for field, choices in (
+            ("offload_law", OffloadLaw), ("offload_link_busy", OffloadLinkBusy), ("prefetch", Prefetch),
+            ("prefetch_stop", PrefetchStop),
+        ):
+            known, value = get_args(choices), getattr(self, field)
+            require(value in known, field, f"one of {', '.join(known)}", value)
         require(0 < self.prefetch_timeout_ns <= PREFETCH_TIMEOUT_MAX_NS, "prefetch_timeout_ns",
                 f"above 0 and at most {PREFETCH_TIMEOUT_MAX_NS}", self.prefetch_timeout_ns)
         require(self.hold_budget_min >= 1, "hold_budget_min", "at least 1", self.hold_budget_min)

@@ -192,7 +192,8 @@ class LeaderMachine:
         config = LeaderConfig(
             block_tokens=BLOCK, g2_blocks=scenario.host_blocks, g3_blocks=option("g3_blocks"),
             offload_law=option("offload_law"), offload_threshold=option("offload_threshold"),
-            asynchronous=option("asynchronous"), offload_batch_blocks=option("offload_batch_blocks"),
+            offload_link_busy="skip", asynchronous=option("asynchronous"),
+            offload_batch_blocks=option("offload_batch_blocks"),
             eviction=PolicyConfig(policy=option("policy")), prefetch=option("prefetch") if tiered else "none",
         )
         engine = EngineConfig(

@@ -11,7 +11,15 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from kvbm_console.core.config import RANKS_MAX, SECOND_NS, LeaderConfig, OffloadLaw, Prefetch, PrefetchStop
+from kvbm_console.core.config import (
+    RANKS_MAX,
+    SECOND_NS,
+    LeaderConfig,
+    OffloadLaw,
+    OffloadLinkBusy,
+    Prefetch,
+    PrefetchStop,
+)
 from kvbm_console.core.errors import UsageError
 from kvbm_console.core.eviction.policy import DEFAULT_POLICY, PolicyConfig
 from kvbm_console.simulator.config import EngineConfig
@@ -43,9 +51,12 @@ BATCH_MAX: Final = 2**20
 OFFLOAD_THRESHOLD: Final = 0.9
 """The default; see the table in ``docs/offloading.md``."""
 OFFLOAD_PRESETS: Final[dict[str, dict[str, Any]]] = {
-    "vllm": {"kv_offload_law": "order", "kv_offload_threshold": 0.0, "kv_offload_prompt_only": True},
-    "lmcache": {"kv_offload_law": "order", "kv_offload_threshold": 0.0},
-    "original": {"kv_offload_law": "total", "kv_offload_threshold": 0.9},
+    "vllm": {
+        "kv_offload_law": "order", "kv_offload_threshold": 0.0, "kv_offload_prompt_only": True,
+        "kv_offload_link_busy": "queue",
+    },
+    "lmcache": {"kv_offload_law": "order", "kv_offload_threshold": 0.0, "kv_offload_link_busy": "queue"},
+    "original": {"kv_offload_law": "total", "kv_offload_threshold": 0.9, "kv_offload_link_busy": "queue"},
 }
 """Rules of other programs for offloads. LMCache stores each full block, vLLM's OffloadingConnector each of a prompt. By
 the original wording of BC-2 all saved blocks are safe, at any position in the order of eviction."""
@@ -127,6 +138,7 @@ class CacheOptions(msgspec.Struct, frozen=True, kw_only=True):
     kv_offload_threshold: float = OFFLOAD_THRESHOLD
     kv_offload_law: OffloadLaw = "order"
     kv_offload_prompt_only: bool = False
+    kv_offload_link_busy: OffloadLinkBusy = "skip"
     kv_transfer_bandwidth: float | None = None
     """Tokens per tick of every link, the unit of the contract vectors (``--compat``); None for links of a machine."""
     kv_transfer_base_latency: float = 0.0
@@ -223,7 +235,7 @@ class CacheOptions(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(
             usual, block_tokens=self.block_size, g2_blocks=self.kv_cpu_blocks, g3_blocks=self.kv_disk_blocks,
             offload_law=self.kv_offload_law, offload_threshold=self.kv_offload_threshold,
-            offload_prompt_only=self.kv_offload_prompt_only,
+            offload_prompt_only=self.kv_offload_prompt_only, offload_link_busy=self.kv_offload_link_busy,
             asynchronous=self.transfers == "async", ranks=self.ranks,
             eviction=self.policy, prefetch=self.prefetch if self.prefetches else "none",
             prefetch_stop=self.prefetch_stop, prefetch_timeout_ns=round(self.prefetch_timeout_s * SECOND_NS),

@@ -76,6 +76,7 @@ class RecordedLoad(msgspec.Struct, frozen=True):
             "kv_geometry": Geometry.of_token_bytes(engine.token_bytes),
             "kv_offload_threshold": leader.offload_threshold, "kv_offload_law": leader.offload_law,
             "kv_offload_prompt_only": leader.offload_prompt_only,
+            "kv_offload_link_busy": leader.offload_link_busy,
             "transfers": "async" if leader.asynchronous else "sync", "policy": leader.eviction,
             "prefetch": leader.prefetch, "prefetch_stop": leader.prefetch_stop,
             "prefetch_timeout_s": leader.prefetch_timeout_ns / 1e9, "thrash_window": leader.thrash_window_ns,

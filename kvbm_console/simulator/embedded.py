@@ -138,6 +138,7 @@ def default_leader_config(workload: Workload, **changes: object) -> LeaderConfig
     sizes = workload.capacities
     base = LeaderConfig(
         block_tokens=sizes.block_tokens, g2_blocks=sizes.g2_blocks, g3_blocks=sizes.g3_blocks, offload_law="order",
+        offload_link_busy="skip",
     )
     return msgspec.structs.replace(base, **changes)
 

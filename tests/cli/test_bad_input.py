@@ -56,6 +56,7 @@ CACHE: Final[list[tuple[str, Any, str]]] = [
     ("pin-tail-tokens", -1, "from 0 to 2147483647"), ("pin-ttl-s", -1, "from 0 to 1000000000"),
     ("priority-ttl-s", -1, "from 0 to 1000000000"), ("disk-admission", -1, "from 0 to 255"),
     ("disk-admission", 256, "from 0 to 255"),
+    ("kv-offload-link-busy", "wait", "'queue', 'skip'"),
     ("prefetch", "magic", "'chain', 'ngram'"), ("prefetch-stop", "never", "'best_effort', 'wait_complete', 'timeout'"),
     ("prefetch-timeout-s", 0, "above 0 and at most 3600"), ("prefetch-timeout-s", 3_601, "above 0 and at most 3600"),
     ("prefetch-timeout-s", "nan", "above 0 and at most 3600"),

@@ -104,14 +104,15 @@ def test_presets_copy_down_as_others_do() -> None:
         assert (law, threshold) == (("total", 0.9) if "original" in flags else ("order", threshold))
         return found
 
-    through = shown("--kv-offload-threshold", "0")
+    queued = ("--kv-offload-link-busy", "queue")
+    through = shown("--kv-offload-threshold", "0", *queued)
     assert shown("--offload-preset", "lmcache") == through
-    assert shown("--offload-preset", "lmcache", "--kv-offload-threshold", "0.9") == shown() != through
-    prompts = shown("--kv-offload-threshold", "0", "--kv-offload-prompt-only")
+    assert shown("--offload-preset", "lmcache", "--kv-offload-threshold", "0.9") == shown(*queued) != through
+    prompts = shown("--kv-offload-threshold", "0", "--kv-offload-prompt-only", *queued)
     assert shown("--offload-preset", "vllm") == prompts
     assert prompts["offloaded_blocks"] < through["offloaded_blocks"], "blocks of answers are left to the next turn"
     later = shown("--offload-preset", "vllm", "--kv-offload-threshold", "0.9")
-    assert later == shown("--kv-offload-prompt-only") != prompts
+    assert later == shown("--kv-offload-prompt-only", *queued) != prompts
     original = shown("--offload-preset", "original")
     assert original["offloaded_blocks"] < shown()["offloaded_blocks"]
 

@@ -104,6 +104,7 @@ def machine_of(seed: int) -> Machine:
         offload_batch_blocks=dice.choice([1, 4, 64, 64]),
         eviction=PolicyConfig(policy=dice.choice(POLICIES), disk_admission=dice.choice([1, 1, 2])),
         thrash_window_ns=dice.choice([10**6, 10**9]), offload_prompt_only=seed % 5 == 4,
+        offload_link_busy="queue" if seed % 7 == 6 else "skip",
     )
     slower = dice.choice([1.0, 1.0, 0.01, 0.001])
     links = tuple(

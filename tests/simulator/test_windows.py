@@ -46,7 +46,7 @@ class Machine:
             offload_threshold=dice.choice([0.0, 0.3, 0.5, 0.9, 0.9, 1.0]), asynchronous=dice.random() < 0.7,
             offload_batch_blocks=dice.choice([1, 4, 64]), offload_hysteresis=dice.choice([0.0, 0.05, 0.3]),
             eviction=PolicyConfig(policy=dice.choice(POLICIES)), offload_law="order" if seed % 3 else "total",
-            offload_prompt_only=seed % 5 == 4,
+            offload_prompt_only=seed % 5 == 4, offload_link_busy="queue" if seed % 7 == 6 else "skip",
         )
         engine = engine_of(dice, load, block)
         if leader.g3_blocks and dice.random() < 0.7:

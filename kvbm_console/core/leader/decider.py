@@ -4,6 +4,7 @@ Law of this file: a handler checks everything and then emits, so ``Refused`` is 
 event is applied to the facts the moment it is emitted, so later decisions of the same stimulus see it.
 """
 
+import sys
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from itertools import filterfalse
@@ -167,6 +168,10 @@ class Decider:
         if self._below_of is not self.state.pools:
             self.look_at_pools()
         return self._below[pool.info.pool]
+
+    def in_time(self, pool: PoolFacts) -> int | None:
+        """How many blocks of this pool can be copied down in time, without end if copies queue; None if not known."""
+        return self.memory.pools[pool.info.pool].in_time() if self.config.offload_link_busy == "skip" else sys.maxsize
 
     def lower_pools(self) -> Sequence[PoolFacts]:
         """The pools that the leader decides, nearest first."""

@@ -22,6 +22,7 @@ a pool are open at a time.
 A copy withholds its places until it ends, so a link that is slower than the pool gives places away may not have many of
 them. ``PoolMemory.in_time`` says how many blocks are copied in an eighth of the pool's last turn. ``pipeline`` promotes
 no more and skips the others as ``link_busy``. Blocks of live requests are left alone on such a link (``_too_slow``).
+Under ``offload_link_busy`` queue, nothing is skipped for a link.
 
 Example: a device pool of 10 places with threshold 0.8 has a reserve of 2. A place is empty, and the engine reuses the
 places a, b, c next. Only b has a copy below. One place of the order besides the empty place must be safe, and a is not,
@@ -83,7 +84,7 @@ def most_planned(decider: Decider, pool: PoolFacts) -> int:
     It is one copy until the speed of the link is known.
     """
     batch = decider.config.offload_batch_blocks
-    return batch if decider.memory.pools[pool.info.pool].in_time() is None else 4 * batch
+    return batch if decider.in_time(pool) is None else 4 * batch
 
 
 # --- by the order of eviction ---
@@ -123,7 +124,7 @@ def _next_of_engine(decider: Decider, pool: PoolFacts, room: int) -> dict[int | 
             chosen[None] = list(islice(filter(exposed.__contains__, behind), room))
             room -= len(chosen[None])
         decider.safe_places[pool.info.pool] = at + pool.counts[Condition.EMPTY]
-    if len(loose) < ahead and len(mine.covered) >= HELD_LEAST and room >= HELD_LEAST and not _too_slow(mine):
+    if len(loose) < ahead and len(mine.covered) >= HELD_LEAST and room >= HELD_LEAST and not _too_slow(decider, pool):
         _add_held(decider, pool, mine, room, chosen)
     return chosen
 
@@ -146,10 +147,10 @@ def _add_held(
                 return
 
 
-def _too_slow(mine: PoolMemory) -> bool:
+def _too_slow(decider: Decider, pool: PoolFacts) -> bool:
     """True if the link is too slow for blocks of live requests: the end of a request waits for its copies, with all of
     its blocks."""
-    most = mine.in_time()
+    most = decider.in_time(pool)
     return most is not None and most < COPY_LEAST
 
 
@@ -321,7 +322,7 @@ def _coldest(decider: Decider, pool: PoolFacts, count: int) -> dict[int | None, 
     ours = pool.info.authority is Authority.LEADER
     chosen: dict[int | None, list[int]] = {}
     held: dict[int, set[int]] = {}
-    taken, slow = 0, _too_slow(mine)
+    taken, slow = 0, _too_slow(decider, pool)
     for place in chain(mine.exposed, mine.covered):
         if place in planned or content[place] != READY:
             continue
@@ -400,7 +401,7 @@ def plan_last_offload(decider: Decider, slot: SlotFacts) -> None:
     mine = decider.memory.pools[pool.info.pool]
     batch = decider.config.offload_batch_blocks
     room = most_planned(decider, pool) - len(mine.planned)
-    if lower is None or mine.blocked or not mine.covered or room <= 0 or _too_slow(mine):
+    if lower is None or mine.blocked or not mine.covered or room <= 0 or _too_slow(decider, pool):
         return
     if mine.ordered:
         if pool.counts[Condition.EMPTY] + len(mine.loose) >= reserve(decider, pool):

@@ -123,7 +123,7 @@ def _in_time(decider: Decider, source: PoolFacts, target: PoolFacts) -> int | No
 
     A copy withholds its places from the engine while it runs, so those in flight must be a small part of the pool.
     """
-    most = decider.memory.pools[source.info.pool].in_time()
+    most = decider.in_time(source)
     if most is None:
         return None
     return max(0, max(most, COPY_LEAST) - sum(

@@ -204,7 +204,8 @@ class FeedSink:
         self.put(pb.FeedReply(cancel=pb.CancelTransfer(operation=operation)))
 
     def zero(self, pool: int) -> None:
-        """Bytes of another process are its own; a physical reset there follows from ``clear``."""
+        """Overwrite a pool, over there."""
+        self.put(pb.FeedReply(zero=pb.ZeroBlocks(pool=pool)))
 
 
 def _globs(specs: Iterable[BreakpointSpec]) -> frozenset[str]:

@@ -34,7 +34,7 @@ ORDERS_MAX: Final = 65_536
 P = ParamSpec("P")
 Order = (
     ins.WakeRequest | ins.ReleaseDeviceBlocks | ins.PinDeviceBlocks | ins.ClearDevicePool | ins.StartTransfer
-    | ins.CancelTransfer
+    | ins.CancelTransfer | ins.ZeroBlocks
 )
 """The leader's orders to an engine outside the engine's calls."""
 
@@ -249,6 +249,8 @@ class FeedClient:
                 order.operation, order.epoch, Route(order.route), order.sources, order.targets, order.blocks,
                 order.batch, order.ranks, order.source_pool, order.target_pool, order.hashes,
             )
+        if kind == "zero":
+            return ins.ZeroBlocks(reply.zero.pool)
         return ins.CancelTransfer(reply.cancel.operation) if kind == "cancel" else None
 
     def _end(self, why: KvbmConsoleError) -> None:

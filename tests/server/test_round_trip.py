@@ -13,8 +13,8 @@ from kvbm_console.core.columns import pack_hashes, pack_ids, unpack_ids
 from kvbm_console.core.config import BreakpointSpec, LeaderConfig
 from kvbm_console.core.errors import ConnectionLost, KvbmConsoleError, Refused, UsageError
 from kvbm_console.core.events import PROTOCOL_MINOR
-from kvbm_console.core.ids import Authority, CandidateStatus, FinishReason, Route, SlotState, Tier
-from kvbm_console.core.instructions import FinishAnswer, MatchAnswer, StartTransfer
+from kvbm_console.core.ids import Authority, CandidateStatus, FinishReason, ResetMode, Route, SlotState, Tier
+from kvbm_console.core.instructions import FinishAnswer, MatchAnswer, StartTransfer, ZeroBlocks
 from kvbm_console.stream.feed import SnapshotTaken
 from kvbm_console.stream.verbs import ContinueHold, Disarm, EnableBreakpoint, RemoveBreakpoint, SetBreakpoint
 from kvbm_console.wire.batches import MSGPACK, PROTOBUF
@@ -402,6 +402,22 @@ async def test_each_rank_may_have_a_mover_of_its_own() -> None:
             await mover.submit(st.TransferFinished, order.operation, order.epoch, rank)
         assert (state.operations, state.totals.moved_blocks) == ({}, {"G1>G2": 2})
         assert state.totals.completions_refused == 0
+
+
+@pytest.mark.asyncio
+async def test_movers_zero_their_pools_behind_the_copies_of_a_physical_reset() -> None:
+    async with (
+        daemon_at(None, config=TWO_RANKS) as daemon, Client(daemon.address) as client, client.feed("engine") as engine,
+        client.feed("rank 0", moves=True, rank=0) as zero, client.feed("rank 1", moves=True, rank=1) as one,
+    ):
+        await fill_two_blocks(engine)
+        order = await ordered(zero)
+        await zero.submit(st.TransferStarted, order.operation, order.epoch)
+        daemon.service.submit(st.ResetRequested, ResetMode.PHYSICAL)
+        assert await ordered(one) == order
+        for mover in (zero, one):
+            orders = mover.orders()
+            assert [await anext(orders) for _ in range(2)] == [ZeroBlocks(0), ZeroBlocks(1)]
 
 
 @pytest.mark.asyncio

@@ -861,7 +861,7 @@ class OpenFeed(_message.Message):
     def __init__(self, name: _Optional[str] = ..., moves: _Optional[bool] = ..., pauses: _Optional[bool] = ..., points: _Optional[_Iterable[_Union[WaitPoint, str]]] = ..., process: _Optional[int] = ..., process_began: _Optional[int] = ..., settled: _Optional[bool] = ..., rank: _Optional[int] = ...) -> None: ...
 
 class FeedReply(_message.Message):
-    __slots__ = ("opened", "answers", "wake", "release", "clear", "standing", "bye", "start", "cancel", "pin", "pause", "resume", "held", "lookups", "copies")
+    __slots__ = ("opened", "answers", "wake", "release", "clear", "standing", "bye", "start", "cancel", "pin", "pause", "resume", "held", "lookups", "copies", "zero")
     OPENED_FIELD_NUMBER: _ClassVar[int]
     ANSWERS_FIELD_NUMBER: _ClassVar[int]
     WAKE_FIELD_NUMBER: _ClassVar[int]
@@ -877,6 +877,7 @@ class FeedReply(_message.Message):
     HELD_FIELD_NUMBER: _ClassVar[int]
     LOOKUPS_FIELD_NUMBER: _ClassVar[int]
     COPIES_FIELD_NUMBER: _ClassVar[int]
+    ZERO_FIELD_NUMBER: _ClassVar[int]
     opened: FeedOpened
     answers: Answers
     wake: WakeRequest
@@ -892,7 +893,8 @@ class FeedReply(_message.Message):
     held: HeldRequests
     lookups: LookupGlobs
     copies: LookupGlobs
-    def __init__(self, opened: _Optional[_Union[FeedOpened, _Mapping]] = ..., answers: _Optional[_Union[Answers, _Mapping]] = ..., wake: _Optional[_Union[WakeRequest, _Mapping]] = ..., release: _Optional[_Union[ReleaseDeviceBlocks, _Mapping]] = ..., clear: _Optional[_Union[ClearDevicePool, _Mapping]] = ..., standing: _Optional[_Union[StandingRequests, _Mapping]] = ..., bye: _Optional[_Union[Bye, _Mapping]] = ..., start: _Optional[_Union[StartTransfer, _Mapping]] = ..., cancel: _Optional[_Union[CancelTransfer, _Mapping]] = ..., pin: _Optional[_Union[PinDeviceBlocks, _Mapping]] = ..., pause: _Optional[_Union[PauseEngine, _Mapping]] = ..., resume: _Optional[_Union[ResumeEngine, _Mapping]] = ..., held: _Optional[_Union[HeldRequests, _Mapping]] = ..., lookups: _Optional[_Union[LookupGlobs, _Mapping]] = ..., copies: _Optional[_Union[LookupGlobs, _Mapping]] = ...) -> None: ...
+    zero: ZeroBlocks
+    def __init__(self, opened: _Optional[_Union[FeedOpened, _Mapping]] = ..., answers: _Optional[_Union[Answers, _Mapping]] = ..., wake: _Optional[_Union[WakeRequest, _Mapping]] = ..., release: _Optional[_Union[ReleaseDeviceBlocks, _Mapping]] = ..., clear: _Optional[_Union[ClearDevicePool, _Mapping]] = ..., standing: _Optional[_Union[StandingRequests, _Mapping]] = ..., bye: _Optional[_Union[Bye, _Mapping]] = ..., start: _Optional[_Union[StartTransfer, _Mapping]] = ..., cancel: _Optional[_Union[CancelTransfer, _Mapping]] = ..., pin: _Optional[_Union[PinDeviceBlocks, _Mapping]] = ..., pause: _Optional[_Union[PauseEngine, _Mapping]] = ..., resume: _Optional[_Union[ResumeEngine, _Mapping]] = ..., held: _Optional[_Union[HeldRequests, _Mapping]] = ..., lookups: _Optional[_Union[LookupGlobs, _Mapping]] = ..., copies: _Optional[_Union[LookupGlobs, _Mapping]] = ..., zero: _Optional[_Union[ZeroBlocks, _Mapping]] = ...) -> None: ...
 
 class LookupGlobs(_message.Message):
     __slots__ = ("globs",)
@@ -1029,6 +1031,12 @@ class CancelTransfer(_message.Message):
     OPERATION_FIELD_NUMBER: _ClassVar[int]
     operation: int
     def __init__(self, operation: _Optional[int] = ...) -> None: ...
+
+class ZeroBlocks(_message.Message):
+    __slots__ = ("pool",)
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    pool: int
+    def __init__(self, pool: _Optional[int] = ...) -> None: ...
 
 class PinDeviceBlocks(_message.Message):
     __slots__ = ("ids",)

@@ -112,8 +112,11 @@ class DevicePool:
         """True if ``allocate(count, prefix)`` would succeed: the prefix must not pay for the new blocks."""
         if count > self._free or count + len(prefix) <= self._free:
             return count <= self._free
-        state = self._state
-        return count + sum([state[block] <= 0 for block in prefix]) <= self._free
+        state, room = self._state, self._free - count
+        tail = prefix[-room - 1 :]  # the end of a prefix is released first: often it alone has too many free blocks
+        if sum([state[block] <= 0 for block in tail]) > room:
+            return False
+        return len(tail) == len(prefix) or sum([state[block] <= 0 for block in prefix]) <= room
 
     def free_order(self) -> list[int]:
         """The places without a holder, next to be reused first."""

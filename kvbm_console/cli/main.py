@@ -86,7 +86,7 @@ class LazyGroup(click.Group):
 
 def complain(message: str, status: int = EXIT_USAGE) -> int:
     """Print one sentence on stderr; returns the exit status that goes with it."""
-    from kvbm_console.cli.output import safe
+    from kvbm_console.core.printable import safe
 
     sentence = safe(" ".join(message.split()))
     click.echo(f"{PROGRAM}: {sentence}", err=True)

@@ -13,6 +13,7 @@ import click
 import msgspec
 
 from kvbm_console.core.errors import UsageError
+from kvbm_console.core.printable import json_text, safe
 
 ABSENT: Final = "–"
 _STEPS: Final = ((60 * 10**9, "m", 10**9, "s"), (3_600 * 10**9, "h", 60 * 10**9, "m"),
@@ -22,31 +23,6 @@ _STEPS: Final = ((60 * 10**9, "m", 10**9, "s"), (3_600 * 10**9, "h", 60 * 10**9,
 def print_json(document: Any) -> None:
     """One JSON value on one line."""
     click.echo(json_text(document))
-
-
-def json_text(document: Any) -> str:
-    """A JSON value on one line, without characters that move a cursor or turn text around."""
-    text = msgspec.json.encode(document).decode()
-    return text if text.isprintable() else "".join(map(_escaped, text))
-
-
-def _escaped(character: str) -> str:
-    """The character as a JSON escape, valid because unprintable characters stand only inside of strings."""
-    if character.isprintable():
-        return character
-    code = ord(character)
-    if code < 0x10000:
-        return f"\\u{code:04x}"
-    return f"\\u{0xD800 + (code - 0x10000 >> 10):04x}\\u{0xDC00 + (code & 0x3FF):04x}"
-
-
-def safe(text: str) -> str:
-    """A line that may hold names from outside, with ``?`` for characters that move a cursor or turn text around.
-
-    >>> safe("r\\x1b[2J\\n\\u202ename")
-    'r?[2J??name'
-    """
-    return text if text.isprintable() else "".join(each if each.isprintable() else "?" for each in text)
 
 
 def print_lines(lines: Iterable[str]) -> None:

@@ -15,10 +15,11 @@ import msgspec
 
 from kvbm_console.cli import recorder
 from kvbm_console.cli.ask import RUN
-from kvbm_console.cli.output import duration, json_text, number, print_json, print_lines, print_result, progress, table
+from kvbm_console.cli.output import duration, number, print_json, print_lines, print_result, progress, table
 from kvbm_console.cli.params import compiled, filter_option, format_option
 from kvbm_console.cli.rec_diff import diff_command
 from kvbm_console.cli.streams import capture, import_group
+from kvbm_console.core.printable import json_text
 from kvbm_console.simulator.machine import LABEL, SimulatedMachine
 
 if TYPE_CHECKING:

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from kvbm_console.cli.output import duration, number, print_json, print_lines, safe, share, table
+from kvbm_console.cli.output import duration, number, print_json, print_lines, share, table
 from kvbm_console.cli.params import compiled, filter_option, format_option, resolve_target, target_argument
 from kvbm_console.core.errors import ConnectionLost, UsageError
+from kvbm_console.core.printable import safe
 from kvbm_console.stream.publishers import measure_texts
 
 if TYPE_CHECKING:

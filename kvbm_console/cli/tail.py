@@ -8,12 +8,13 @@ from collections.abc import AsyncIterator, Callable
 
 import click
 
-from kvbm_console.cli.output import print_json, safe, warn
+from kvbm_console.cli.output import print_json, warn
 from kvbm_console.cli.params import compiled, filter_option, format_option, resolve_target, target_argument
 from kvbm_console.core.describe import describe, request_of, slot_of
 from kvbm_console.core.errors import UsageError
 from kvbm_console.core.events import Event
 from kvbm_console.core.ids import NUMBER_MAX
+from kvbm_console.core.printable import safe
 from kvbm_console.core.state import CacheState
 from kvbm_console.stream.document import event_document
 from kvbm_console.stream.feed import Disconnected, EventsArrived, FeedItem, GapSeen, SnapshotTaken

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from kvbm_console.cli.output import json_text, safe
 from kvbm_console.client import Client
 from kvbm_console.core import stimuli as st
 from kvbm_console.core.columns import pack_hashes
 from kvbm_console.core.config import BreakpointSpec
 from kvbm_console.core.ids import Authority, Site, Tier
+from kvbm_console.core.printable import json_text, safe
 from kvbm_console.metrics.exposition import Family, render
 from kvbm_console.stream.verbs import SetBreakpoint
 from tests.cli.programs import run, serving
@@ -27,7 +27,8 @@ COMMANDS = (
     ["status"], ["tail", "--since", "0", "--count", "12"], ["break", "list"], ["holds"], ["doctor"], ["why", HOSTILE],
     ["explain-nothing\x1b[2J"],
 )
-ON_FILES = (["why", HOSTILE], ["doctor"], ["rec", "info"], ["rec", "verify"], ["rec", "merge", "."])
+ON_FILES = (["why", HOSTILE], ["doctor"], ["rec", "info"], ["rec", "verify"], ["rec", "merge", "."],
+            ["rec", "export", "--to", "jsonl"])
 
 
 async def hostile_engine(target: str) -> None:
@@ -74,6 +75,10 @@ def test_no_command_lets_a_name_steer_the_terminal(tmp_path: Path) -> None:
         at = 1 if words[0] != "rec" else 2
         done = run(tmp_path, *words[:at], *(["rec", "rec"] if words[-1] == "." else [*words[at:], "rec"]))
         check(["on a file", *command], done.stdout + done.stderr)
+    run(tmp_path, "rec", "export", "rec", "--to", "chrome", "--out", "trace.json")
+    trace = (tmp_path / "trace.json").read_text()
+    check(["a trace"], trace)
+    assert HOSTILE in {row["args"].get("name") for row in json.loads(trace)["traceEvents"] if row["ph"] == "M"}
 
 
 @pytest.mark.parametrize("text", [HOSTILE, "plain", "naïve – 日本"])

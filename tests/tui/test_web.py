@@ -119,8 +119,8 @@ async def test_the_console_in_a_browser_shows_the_daemon_and_answers_keys(daemon
         site = address.split("?")[0]
         async with aiohttp.ClientSession() as browser:
             for headers in ({"Origin": "https://elsewhere.example"}, {"Host": "elsewhere.example"}):
-                async with browser.get(address, headers=headers) as reply:
-                    assert reply.status == 403
+                async with browser.get(address, headers=headers, allow_redirects=False) as reply:
+                    assert reply.status == 403, "a page of another origin has the key, and is not let in with it"
             for path in ("", "ws", "static/css/xterm.css", "?key=", "?key=guessed", "ws?key=\udcff"):
                 async with browser.get(site + path, allow_redirects=False) as reply:
                     assert reply.status == 403, "another user of this machine reaches the port, and knows no key"

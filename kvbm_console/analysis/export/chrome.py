@@ -7,17 +7,15 @@ Law of this file: each row is written at once as one line of JSON, with times in
 
 from typing import IO, Any, Final
 
-import msgspec
-
 from kvbm_console.analysis.export.pictures import Lanes, hold_args, state_args, transfer_args, transfer_name
 from kvbm_console.analysis.export.rows import Consumer, EngineSample, HoldSpan, StateSpan, TierSample, TransferSpan
+from kvbm_console.core.printable import json_text
 from kvbm_console.stream.feed import GapSeen
 
 SLOTS, HOLDS, TRANSFERS, COUNTERS = 1, 2, 3, 4
 PROCESSES: Final = {SLOTS: "slots", HOLDS: "holds", TRANSFERS: "transfers", COUNTERS: "tiers and engine"}
 LANES_PER_ROUTE: Final = 10_000
 """Thread numbers of a route begin at its number times this."""
-_encoder: Final = msgspec.json.Encoder()
 
 
 class ChromeTrace(Consumer):
@@ -34,7 +32,7 @@ class ChromeTrace(Consumer):
                 self._put({"ph": "M", "pid": process, "tid": 0, "name": key, "args": told})
 
     def _put(self, event: dict[str, Any]) -> None:
-        self._file.write((b",\n" if self.written else b"\n") + _encoder.encode(event))
+        self._file.write((b",\n" if self.written else b"\n") + json_text(event).encode())
         self.written += 1
 
     def _name(self, process: int, thread: int, name: str) -> None:

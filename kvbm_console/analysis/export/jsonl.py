@@ -6,10 +6,9 @@ Law of this file: each event is one line, in the order of ``seq``, and each gap 
 from collections.abc import Callable, Iterator
 from typing import IO, Any
 
-import msgspec
-
 from kvbm_console.analysis.walk import Evidence, Progress
 from kvbm_console.core.events import Event
+from kvbm_console.core.printable import json_text
 from kvbm_console.core.state import CacheState
 from kvbm_console.recording.reader import Item
 from kvbm_console.stream.document import event_document
@@ -23,7 +22,6 @@ def write_jsonl(
     evidence: Evidence, file: IO[bytes], progress: Progress | None = None, wanted: EventFilter | None = None
 ) -> int:
     """Write a line for each wanted event, or for each event, and for each gap; returns the number of lines."""
-    encoder = msgspec.json.Encoder()
     lines = 0
     for item in evidence.items() if wanted is None else _matching(evidence.items(), wanted):
         documents: list[dict[str, Any]] = []
@@ -31,7 +29,7 @@ def write_jsonl(
             documents = [event_document(event) for event in item.events]
         elif isinstance(item, GapSeen):
             documents = [{"kind": "Gap", "first": item.first, "last": item.last, "reason": item.reason}]
-        file.writelines(encoder.encode(document) + b"\n" for document in documents)
+        file.writelines(json_text(document).encode() + b"\n" for document in documents)
         lines += len(documents)
         if progress is not None:
             progress("export", lines, evidence.events)

@@ -45,6 +45,7 @@ from kvbm_console.wire.protocol import SERVER_OPTIONS, SERVICE
 
 from .access import AccessRules, read_token, server_credentials, tls_context
 from .control import KeptBreakpoints
+from .lake import LakeWriter
 from .lints import LintWatch
 from .options import DaemonOptions, Endpoint, host_and_port, is_loopback
 from .publisher import FleetPublisher
@@ -133,6 +134,9 @@ class Daemon:
         self.publisher = None if options.fleet is None else FleetPublisher(
             options.fleet, self.service, self.lints, self.questions, program=options.program, name=options.target,
             address=lambda: self.address,
+        )
+        self.lake = None if options.lake is None or options.record is None else LakeWriter(
+            self.service.incarnation, options.record, options.lake, options.target or options.record.name
         )
         self._stopping = asyncio.Event()
         self._hurried = asyncio.Event()
@@ -318,6 +322,8 @@ class Daemon:
             if self.metrics is not None:
                 await self.metrics.close()
             await self._seal()
+            if self.lake is not None:
+                await self.lake.finish(lambda: self._seal_until)
             self._ignore_signals()
         return self.summary()
 
@@ -368,6 +374,8 @@ class Daemon:
             if self.spans is not None:
                 group.start_soon(self.service.keep, "spans", self.spans.run)
             group.start_soon(self.service.keep, "lints", self.lints.run)
+            if self.lake is not None:
+                group.start_soon(self.service.keep, "lake", self.lake.run)
             if self.publisher is not None:
                 group.start_soon(self.service.keep, "fleet", self.publisher.run)
             if self.rig is None:

@@ -24,6 +24,7 @@ from kvbm_console.debug.leases import LEASE_TTL_NS
 from kvbm_console.engines.kv_events.address import Publisher
 from kvbm_console.recording.format import POOLS_BLOCKS_MAX
 from kvbm_console.recording.options import RecordingOptions
+from kvbm_console.recording.output import FILE_SUFFIX
 from kvbm_console.simulator.config import EngineConfig
 from kvbm_console.simulator.embedded import Rig
 from kvbm_console.simulator.link import DEFAULT_LINKS, LinkSpec
@@ -65,6 +66,8 @@ class DaemonOptions(msgspec.Struct, kw_only=True):
     speed: float | None = 1.0
     """Virtual seconds per second of the wall; None never waits."""
     record: Path | None = None
+    lake: Path | None = None
+    """Directory of the lake that gets rows of the recording while it is written."""
     recording: RecordingOptions = RecordingOptions()
     """Options of the recording, now or when ``rec start`` begins one."""
     exit_when_done: bool = False
@@ -99,6 +102,8 @@ class DaemonOptions(msgspec.Struct, kw_only=True):
         require(self.workload is None or not self.publishers, "publishers", "none beside a workload", self.publishers)
         require(self.workload is not None or self.with_bytes is None, "bytes", "none without a workload",
                 str(self.with_bytes))
+        require(self.lake is None or (self.record is not None and self.record.suffix != FILE_SUFFIX), "lake",
+                "given with --record DIR, a directory", str(self.record))
         require((self.tls_cert is None) == (self.tls_key is None), "tls-cert", "given together with tls-key",
                 self.tls_cert or self.tls_key)
         unix = self.listen.startswith("unix:") and self.metrics is None

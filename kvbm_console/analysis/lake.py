@@ -3,69 +3,54 @@
     LAKE/blocks/day=2026-11-23/engine=prod-3/9f21c0-00000004.parquet
          lookups/...      transfers/...
 
-A file holds the rows of ``CHUNK_EVENTS`` events of one run of one engine, on one day of the wall's clock (UTC). It is
-written beside its place and then renamed, so a reader sees whole files. Its name follows from its events: a recording
-that is added again, or that has grown, replaces its own files.
+A file holds the rows of ``CHUNK_EVENTS`` events of one run of one engine, on one day of the wall's clock (UTC). Its
+name follows from its events, so rows that are made again replace themselves (``lake_files``).
 
 Law of this file: the stored rows of a block less its evicted rows are the places that hold it, after every event.
 """
 
-import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from datetime import date
-from pathlib import Path
 from typing import Any, Final
-from urllib.parse import quote
-
-import msgspec
 
 from kvbm_console.analysis.admissions import FirstMisses
 from kvbm_console.analysis.lake_questions import TABLES
-from kvbm_console.analysis.lives import FOLD, Lives, Transfer
 from kvbm_console.analysis.visitor import Visitor
-from kvbm_console.analysis.walk import Evidence, Progress, walk
 from kvbm_console.core import events as ev
 from kvbm_console.core.columns import unpack_hashes, unpack_ids
 from kvbm_console.core.config import SECOND_NS
 from kvbm_console.core.state import CacheState
 from kvbm_console.core.tiers import READY, PoolFacts
-from kvbm_console.extras import need
 from kvbm_console.stream.feed import GapSeen
 
 CHUNK_EVENTS: Final = 250_000
 """Events of a file: a few megabytes, and about a minute of a busy engine."""
 DAY_NS: Final = 86_400 * SECOND_NS
-EPOCH_DAY: Final = date(1970, 1, 1).toordinal()
 _WHOLE: Final = (
     ev.PoolKnown, ev.BlocksDropped, ev.BlocksQuarantined, ev.SourceLost, ev.DeviceBlocksReplaced, ev.ResetDone,
 )
 """Rare events that change blocks in ways of their own: all places are compared before and after."""
 
 
-class Added(msgspec.Struct, frozen=True):
-    """A recording that was added to a lake."""
-
-    path: str
-    engine: str
-    rows: dict[str, int]
-    files: int
-    bytes: int
-
-
 Block = tuple[int, str, int]
 """A pool, its tier, and the hash of a block there."""
 Write = Callable[[str, int, int, list[list[Any]]], None]
-"""Takes (table, chunk, day, columns) of a whole file."""
+"""Takes (table, chunk, day, columns) of a file, as far as its events were seen."""
 
 
 class LakeRows(Visitor):
-    """Makes the rows of the three tables. ``anchor_ns`` is the wall's time at the engine's time 0."""
+    """Makes the rows of the three tables. ``anchor_ns`` is the wall's time at the engine's time 0.
 
-    def __init__(self, anchor_ns: int, write: Write) -> None:
+    ``whole`` is called with a chunk after its files were written, if all of its events were seen.
+    """
+
+    def __init__(self, anchor_ns: int, write: Write, whole: Callable[[int], None]) -> None:
         super().__init__()
         self._anchor_ns = anchor_ns
         self._write = write
+        self._whole = whole
+        self._began: int | None = None
+        """The first event that was seen."""
         self._rows: dict[tuple[str, int], list[list[Any]]] = {}
         """(table, day) to the columns of the chunk."""
         self._chunk = 0
@@ -74,44 +59,43 @@ class LakeRows(Visitor):
         self._known: Counter[Block] = Counter()
         """Places that hold each block, as the rows so far tell."""
         self._misses = FirstMisses()
-        self._copies = _Copies(self._copied)
         self.every = self._next
-        self.before = {ev.BlocksEvicted: self._evicted, ev.SlotClosed: self._closed}
-        mine: dict[type[ev.Event], Any] = {
+        self.before = {
+            ev.BlocksEvicted: self._evicted, ev.SlotClosed: self._closed, ev.CandidateEnded: self._copied,
+        }
+        self.after = {
             ev.BlocksFilled: self._filled, ev.BlocksReady: self._ready, ev.BlocksSeen: self._seen,
             ev.LookupAnswered: self._looked_up, ev.PrefixScored: self._scored,
             **dict.fromkeys(_WHOLE, self._compare),
         }
-        self.after = mine | dict.fromkeys(FOLD, self._fold)
 
     def _next(self, e: ev.Event, state: CacheState) -> None:
         self._seq = e.seq
         if e.seq // CHUNK_EVENTS != self._chunk:
-            self._flush()
+            self.flush()
+            self._rows.clear()
+            if self._began is not None and self._began <= self._chunk * CHUNK_EVENTS:
+                self._whole(self._chunk)
             self._chunk = e.seq // CHUNK_EVENTS
 
-    def _fold(self, e: ev.Event, state: CacheState) -> None:
-        FOLD[type(e)](self._copies, e)
-        if isinstance(e, _WHOLE):
-            self._compare(e, state)
-
-    def _flush(self) -> None:
+    def flush(self) -> None:
+        """Write the rows of the present chunk; they are written again with those that follow."""
         for (table, day), columns in self._rows.items():
             self._write(table, self._chunk, day, columns)
-        self._rows.clear()
 
     def resumed(self, state: CacheState, gap: GapSeen | None) -> None:
         """Blocks that are there already, and those that came and went in a gap, are told as of now."""
-        self._copies.clear()
         self._misses.keep(state.slots)
         self._seq, at_ns = state.seq, state.at_ns
+        if self._began is None:
+            self._began = state.seq
         if not self._rows:
             self._chunk = state.seq // CHUNK_EVENTS
         self._tell(at_ns, _resident(state.pools))
 
     def ended(self, state: CacheState | None, gap: GapSeen | None) -> None:
         """Write the last chunk."""
-        self._flush()
+        self.flush()
 
     # --- blocks ---
 
@@ -183,32 +167,24 @@ class LakeRows(Visitor):
     def _closed(self, e: ev.SlotClosed, state: CacheState) -> None:
         self._misses.closed(e.slot)
 
-    def _copied(self, transfer: Transfer) -> None:
-        began, ended = transfer.started_ns, transfer.ended_ns
-        if ended is None or transfer.promoted_ns is None:
-            return  # it was skipped, so nothing was copied
+    def _copied(self, e: ev.CandidateEnded, state: CacheState) -> None:
+        copy = state.candidates[e.candidate]
+        began, ended = copy.started_ns, e.at_ns
+        if copy.operation is None:
+            return  # it was cancelled before, so nothing was copied
+        places = len(state.operations[copy.operation].targets)
+        owner = None if copy.owner is None else state.slots.get(copy.owner)
         self._row("transfers", ended, (
-            transfer.slot, transfer.request, transfer.route.label, transfer.blocks,
-            None if began is None else began - transfer.planned_ns, None if began is None else ended - began,
-            transfer.status.label,
+            copy.owner, copy.request if owner is None else owner.request, copy.route.label,
+            places or len(copy.hashes),  # a connector's copy names no places
+            None if began is None else began - copy.planned_ns, None if began is None else ended - began,
+            e.status.label,
         ))
 
     def _row(self, table: str, at_ns: int, values: Sequence[Any]) -> None:
         columns = self._columns(table, at_ns)
         for column, value in zip(columns, (self._seq, self._anchor_ns + at_ns, *values), strict=True):
             column.append(value)
-
-
-class _Copies(Lives):
-    """Lives that hand over each transfer that ends."""
-
-    def __init__(self, take: Callable[[Transfer], None]) -> None:
-        super().__init__()
-        self._take = take
-
-    def transfer_ended(self, transfer: Transfer) -> None:
-        """Called with each transfer that ends."""
-        self._take(transfer)
 
 
 def _tier(pool: PoolFacts) -> str:
@@ -224,38 +200,3 @@ def _resident(pools: Iterable[PoolFacts], keys: Iterable[int] | None = None) -> 
             if count:
                 found[pool.info.pool, _tier(pool), key] = count
     return found
-
-
-def add(
-    evidence: Evidence, lake: Path, engine: str, incarnation: str, anchor_ns: int, progress: Progress | None = None
-) -> Added:
-    """Add the rows of a run. Raises ``UsageError`` when pyarrow is missing, and as ``walk`` and ``OSError`` do."""
-    arrow: Any = need("pyarrow", "lake", "pyarrow", "lake add")
-    parquet: Any = need("pyarrow.parquet", "lake", "pyarrow", "lake add")
-    counts = dict.fromkeys(TABLES, 0)
-    sizes: list[int] = []
-
-    def write(table: str, chunk: int, day: int, columns: list[list[Any]]) -> None:
-        schema = _schema(arrow, table)
-        when = date.fromordinal(EPOCH_DAY + day).isoformat()
-        place = lake / table / f"day={when}" / f"engine={quote(engine, safe='')}"
-        place.mkdir(parents=True, exist_ok=True)
-        path = place / f"{incarnation}-{chunk:08}.parquet"
-        draft = path.with_suffix(f".{os.getpid()}.tmp")
-        arrays = [arrow.array(column, type=field.type) for column, field in zip(columns, schema, strict=True)]
-        try:
-            parquet.write_table(arrow.Table.from_arrays(arrays, schema=schema), str(draft), compression="zstd")
-            draft.replace(path)
-        finally:
-            draft.unlink(missing_ok=True)
-        counts[table] += len(columns[0])
-        sizes.append(path.stat().st_size)
-
-    walk(evidence, [LakeRows(anchor_ns, write)], progress=progress, what="add")
-    return Added(evidence.name, engine, counts, len(sizes), sum(sizes))
-
-
-def _schema(arrow: Any, table: str) -> Any:
-    kinds = {"hash": arrow.uint64(), "miss_hash": arrow.uint64()}
-    kinds |= dict.fromkeys(("op", "tier", "request", "why", "route", "status"), arrow.string())
-    return arrow.schema([arrow.field(name, kinds.get(name, arrow.int64())) for name in TABLES[table]])

@@ -607,7 +607,7 @@ def documents() -> dict[str, Any]:
     from kvbm_console.analysis.diff import Difference
     from kvbm_console.analysis.explain import Explanation
     from kvbm_console.analysis.export import Exported
-    from kvbm_console.analysis.lake import Added
+    from kvbm_console.analysis.lake_files import Added
     from kvbm_console.analysis.lake_questions import LakeAnswer
     from kvbm_console.cases import RecordedCase
     from kvbm_console.cli.output import Answer

@@ -27,7 +27,7 @@ def lake() -> None:
 @format_option("text", "json")
 def add_command(paths: tuple[Path, ...], place: Path, engine: str | None, form: str) -> None:
     """Add recordings: every run of each. A recording that is added again replaces its own rows."""
-    from kvbm_console.analysis.lake import add
+    from kvbm_console.analysis.lake_files import add
     from kvbm_console.analysis.walk import evidence_of
     from kvbm_console.recording.reader import Recording
 

@@ -410,35 +410,60 @@ def _gaps(segments: list[Segment]) -> list[Gap]:
     return gaps
 
 
+class Items:
+    """The items of a recording that may still be growing: ``new`` gives those that came since it was last called."""
+
+    def __init__(self) -> None:
+        self._known = False
+        """True while the facts behind the last item are known."""
+        self._lost: GapSeen | None = None
+        """The gap in which the last item lies; it ends with the next keyframe."""
+        self._seen: int | None = None
+        """Number behind the last event that was taken, or is missing; None before the first."""
+
+    def new(self, recording: Recording) -> Iterator[Item]:
+        """The items up to the last frame of now. Raises ``CorruptRecording``."""
+        old = self._seen
+        for frame in recording.frames(None if old is None else max(0, old - 1)):
+            if frame.channel == fmt.KEYFRAMES:
+                if not self._known and (self._seen is None or frame.first_seq >= self._seen):
+                    yield from self._keyframe(recording, fmt.decode_keyframe(frame.data))
+            elif old is not None and frame.end_seq <= old:
+                continue
+            elif frame.channel == fmt.EVENTS:
+                yield from self._events(decode_events(frame, recording.path))
+            elif frame.channel == fmt.MARKS:
+                mark = fmt.decode_mark(frame.data)
+                if isinstance(mark, fmt.Gap) and mark.count:
+                    self._lost = GapSeen(mark.first if self._lost is None else self._lost.first, mark.last, mark.reason)
+                    self._known, self._seen = False, mark.last + 1
+
+    def _keyframe(self, recording: Recording, keyframe: Keyframe) -> Iterator[Item]:
+        if self._lost is not None:
+            yield GapSeen(self._lost.first, max(self._lost.last, keyframe.seq - 1), self._lost.reason)
+        self._lost, self._known, self._seen = None, True, keyframe.seq
+        yield SnapshotTaken(decode_state(keyframe, recording.path))
+
+    def _events(self, events: list[Event]) -> Iterator[Item]:
+        if self._known and events[0].seq != self._seen:
+            assert self._seen is not None, "facts are known behind a keyframe"
+            self._known, self._lost = False, GapSeen(self._seen, events[0].seq - 1, "events are missing")
+        self._seen = events[-1].seq + 1
+        if self._known:
+            yield EventsArrived(events)
+        elif self._lost is not None:
+            self._lost = GapSeen(self._lost.first, events[-1].seq, self._lost.reason)
+
+    def end(self, recording: Recording) -> Iterator[Item]:
+        """Nothing follows: the gap at the end. Raises ``RecordingError`` when there were no facts at all."""
+        if self._lost is not None:
+            yield self._lost
+        elif not self._known:
+            raise RecordingError(f"{recording.path} has no keyframe: its facts are unknown")
+
+
 def items_of(recording: Recording) -> Iterator[Item]:
     """The items of a recording. Raises ``RecordingError`` when it holds no facts at all."""
-    known = False
-    lost: GapSeen | None = None
-    next_seq = 0
-    for frame in recording.frames():
-        if frame.channel == fmt.KEYFRAMES:
-            if known:
-                continue
-            keyframe = fmt.decode_keyframe(frame.data)
-            if lost is not None:
-                yield GapSeen(lost.first, max(lost.last, keyframe.seq - 1), lost.reason)
-            lost, known, next_seq = None, True, keyframe.seq
-            yield SnapshotTaken(decode_state(keyframe, recording.path))
-        elif frame.channel == fmt.EVENTS:
-            events = decode_events(frame, recording.path)
-            if known and events[0].seq != next_seq:
-                known, lost = False, GapSeen(next_seq, events[0].seq - 1, "events are missing")
-            if known:
-                next_seq = events[-1].seq + 1
-                yield EventsArrived(events)
-            elif lost is not None:
-                lost = GapSeen(lost.first, events[-1].seq, lost.reason)
-        elif frame.channel == fmt.MARKS:
-            mark = fmt.decode_mark(frame.data)
-            if isinstance(mark, fmt.Gap) and mark.count:
-                lost = GapSeen(mark.first if lost is None else lost.first, mark.last, mark.reason)
-                known = False
-    if lost is not None:
-        yield lost
-    elif not known:
-        raise RecordingError(f"{recording.path} has no keyframe: its facts are unknown")
+    items = Items()
+    yield from items.new(recording)
+    yield from items.end(recording)

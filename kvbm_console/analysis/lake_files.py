@@ -1,0 +1,163 @@
+"""The files of a lake: recordings are added whole, or followed while they are written.
+
+A file is written beside its place and then renamed, so a reader sees whole files. ``LAKE/whole`` has, for each run, the
+chunks whose files are complete: those stay as they are, also when the run is added again after its oldest segments were
+removed. All other files are made again from the recording and so replace themselves.
+
+``serve --lake`` follows the daemon's own recording in a process of low priority. The process may be killed at any time
+and begins again. It goes on to the end of the recording when the daemon is gone.
+
+Law of this file: however often a writer is killed and begins again, each row is in the lake once.
+"""
+
+import os
+import select
+import sys
+import time
+from collections.abc import Callable
+from datetime import date
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import quote
+
+import msgspec
+
+from kvbm_console.analysis.lake import LakeRows
+from kvbm_console.analysis.lake_questions import TABLES
+from kvbm_console.analysis.walk import Evidence, Progress, Walker, walk
+from kvbm_console.core.errors import RecordingError
+from kvbm_console.extras import need
+from kvbm_console.recording.reader import Items, Recording
+
+EPOCH_DAY: Final = date(1970, 1, 1).toordinal()
+LOOK_S: Final = 2.0
+"""A recording that grows is read this often."""
+WRITE_S: Final = 60.0
+"""Rows of the last chunk come into the lake at least this often."""
+NICENESS: Final = 19
+
+
+class Added(msgspec.Struct, frozen=True):
+    """A recording that was added to a lake."""
+
+    path: str
+    engine: str
+    rows: dict[str, int]
+    files: int
+    bytes: int
+
+
+class LakeFiles:
+    """The files of one run of one engine. Raises ``UsageError`` when pyarrow is missing, and ``OSError``."""
+
+    def __init__(self, lake: Path, engine: str, incarnation: str) -> None:
+        self._arrow: Any = need("pyarrow", "lake", "pyarrow", "a lake")
+        self._parquet: Any = need("pyarrow.parquet", "lake", "pyarrow", "a lake")
+        self._lake = lake
+        self._place = f"engine={quote(engine, safe='')}"
+        self._incarnation = incarnation
+        self._whole_at = lake / "whole" / self._place / f"{incarnation}.json"
+        try:
+            self._whole = set(msgspec.json.decode(self._whole_at.read_bytes(), type=list[int]))
+        except FileNotFoundError:
+            self._whole = set()
+        self.rows: dict[Path, tuple[str, int]] = {}
+        """File to its table and its rows."""
+
+    def write(self, table: str, chunk: int, day: int, columns: list[list[Any]]) -> None:
+        """Write a file, unless it is complete already."""
+        when = date.fromordinal(EPOCH_DAY + day).isoformat()
+        path = self._lake / table / f"day={when}" / self._place / f"{self._incarnation}-{chunk:08}.parquet"
+        self.rows[path] = table, len(columns[0])
+        if chunk in self._whole:
+            return
+        schema = _schema(self._arrow, table)
+        arrays = [self._arrow.array(column, type=field.type) for column, field in zip(columns, schema, strict=True)]
+        made = self._arrow.Table.from_arrays(arrays, schema=schema)
+        _replace(path, lambda draft: self._parquet.write_table(made, str(draft), compression="zstd"))
+
+    def whole(self, chunk: int) -> None:
+        """All files of this chunk are complete."""
+        if chunk not in self._whole:
+            self._whole.add(chunk)
+            _replace(self._whole_at, lambda draft: draft.write_bytes(msgspec.json.encode(sorted(self._whole))))
+
+    def added(self, name: str, engine: str) -> Added:
+        """The files so far."""
+        counts = dict.fromkeys(TABLES, 0)
+        for table, rows in self.rows.values():
+            counts[table] += rows
+        return Added(name, engine, counts, len(self.rows), sum(path.stat().st_size for path in self.rows))
+
+
+def _replace(path: Path, write: Callable[[Path], object]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_suffix(f".{os.getpid()}.tmp")
+    try:
+        write(draft)
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def _schema(arrow: Any, table: str) -> Any:
+    kinds = {"hash": arrow.uint64(), "miss_hash": arrow.uint64()}
+    kinds |= dict.fromkeys(("op", "tier", "request", "why", "route", "status"), arrow.string())
+    return arrow.schema([arrow.field(name, kinds.get(name, arrow.int64())) for name in TABLES[table]])
+
+
+def add(
+    evidence: Evidence, lake: Path, engine: str, incarnation: str, anchor_ns: int, progress: Progress | None = None
+) -> Added:
+    """Add the rows of a run. Raises as ``LakeFiles`` and ``walk`` do."""
+    files = LakeFiles(lake, engine, incarnation)
+    walk(evidence, [LakeRows(anchor_ns, files.write, files.whole)], progress=progress, what="add")
+    return files.added(evidence.name, engine)
+
+
+def follow(
+    recording: Recording, lake: Path, engine: str, ended: Callable[[float], bool], *, write_s: float = WRITE_S
+) -> Added:
+    """Add the rows of a run while it is recorded, until it is closed, or what was written when ``ended`` became true
+    is read. ``ended(seconds)`` waits at most so long.
+
+    Raises as ``LakeFiles`` and ``Walker`` do.
+    """
+    files = LakeFiles(lake, engine, recording.incarnation)
+    rows = LakeRows(recording.clock_anchor_ns, files.write, files.whole)
+    walker, items = Walker([rows], recording.name), Items()
+    over, written_s = False, time.monotonic()
+    while True:
+        for item in items.new(recording):
+            walker.take(item)
+        if over or recording.finished:
+            break
+        if time.monotonic() - written_s >= write_s:
+            rows.flush()
+            written_s = time.monotonic()
+        over = ended(LOOK_S)
+        recording.refresh()
+    for item in items.end(recording):
+        walker.take(item)
+    walker.end()
+    return files.added(recording.name, engine)
+
+
+def main(path: str, run: str, lake: str, engine: str) -> int:
+    """Entry of the process behind ``serve --lake``; the recording has ended when standard input does."""
+    os.nice(NICENESS)
+    over = False
+    while True:
+        try:
+            recording = Recording.open(Path(path), run)
+            break
+        except RecordingError:  # its first frame is not written yet
+            if over:
+                raise
+            over = _input_ended(LOOK_S)
+    follow(recording, Path(lake), engine, _input_ended)
+    return 0
+
+
+def _input_ended(seconds: float) -> bool:
+    return bool(select.select([sys.stdin], [], [], seconds)[0])

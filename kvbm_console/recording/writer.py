@@ -576,6 +576,10 @@ class Recorder:
             f"keep is {self.retention.keep_bytes} bytes, and files that may not be removed take too many of them"
         ))
 
+    def _makes_way(self, size: int) -> bool:
+        """True if this segment may be removed for the next, which begins with ``size`` bytes: ``keep`` fits two."""
+        return 2 * size <= (self.retention.keep_bytes or 0)
+
     def _rotate(self, item: Key) -> bool:
         """Begin the next segment with this keyframe. False when the disk refuses and the old segment can go on."""
         began = self._next_seq
@@ -589,7 +593,7 @@ class Recorder:
                 keep = self.retention.keep_bytes or 0
                 size = self._begin_bytes(about, frames) + keep // KEEP_PER_MARKS
                 fits = self._sealer.retain(max(size, self._segment_limit)) or self._sealer.retain(size)
-                if not fits and 2 * size > keep:
+                if not fits and not self._makes_way(size):
                     raise self._keep_reached()
             self._lock.renew()
             with self._asking():

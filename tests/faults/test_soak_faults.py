@@ -241,9 +241,10 @@ async def test_f30_a_daemon_outlives_what_is_around_it(tmp_path: Path) -> None:
         assert await asyncio.to_thread(daemon.child.wait, 10) == 0
     events = documents[-1]["stream"]["head_seq"] - documents[0]["stream"]["head_seq"]
     grown = meter.grown()
+    slope = f"{grown / events * 2e8:+.0f} per 10^8 events" if SECONDS >= FULL_S else "too short to tell a slope"
     print(
         f"{SECONDS:.0f} s, {events:,} events, {events / SECONDS:,.0f} a second, {around.harmed} harmed; memory "
-        f"{max(meter.megabytes):.0f} MB at most, floor {grown:+.1f} MB, {grown / events * 2e8:+.0f} per 10^8 events; "
+        f"{max(meter.megabytes):.0f} MB at most, floor {grown:+.1f} MB, {slope}; "
         f"descriptors and threads {quiet} to {quiet_again}; disk {meter.disk_max / 1e6:.1f} MB of 100"
     )
     print("floors of the minutes in MB:", " ".join(f"{floor:.0f}" for floor in meter.floors()))

@@ -185,6 +185,12 @@ def _() -> Iterator[None]:
         yield
 
 
+@mutant("a-segment-that-has-grown-stands-in-the-way", "heals", "no_descriptors", first=18, quick=False)
+def _() -> Iterator[None]:
+    with instead(writer.Recorder, "_makes_way", lambda self, size: False):
+        yield
+
+
 @mutant("r04-a-full-disk-is-never-tried-again", "heals", "disk_is_full writes_fail")
 def _() -> Iterator[None]:
     with instead(writer.Recorder, "_probe", lambda self: None):

@@ -4,7 +4,8 @@
 are named, is installed without its requirements into ``.releases/`` once, and stands in front of the installed one.
 A release takes 20 to 180 MB without its libraries for GPUs.
 
-Law of this file: a row is printed only for a signature that this run has found.
+Law of this file: a row is printed only for a signature that this run has found. A published bug that is missing, or
+that shrinks to more than ``ACTIONS_MAX`` actions, ends the program with 1.
 """
 
 import json
@@ -46,6 +47,8 @@ NEWEST: Final = (
 )
 """Profiles and connectors with findings in the installed release, for which no thread was found."""
 SEEDS: Final = "0:300"
+ACTIONS_MAX: Final = 12
+"""The most actions of a published bug after shrinking."""
 LIBRARY_MAX: Final = 2**20
 """Bytes above which a shared library of vLLM is for GPUs, which nothing here has."""
 
@@ -96,6 +99,7 @@ def main() -> None:
     print("| release | thread | verdict | CPU s | runs of 300 | actions after shrinking |")
     print("|---|---|---|---|---|---|")
     known: dict[tuple[str, str, str], list[dict[str, object]]] = {}
+    large = []
     for release, profile, part, thread, connector in THREADS:
         if sys.argv[1:] and release not in sys.argv[1:]:
             continue
@@ -103,22 +107,28 @@ def main() -> None:
             known[release, profile, connector] = explored(release, profile, connector)
         for finding in known[release, profile, connector]:
             if part in str(finding["signature"]):
-                _row(release.replace("lmcache-", "LMCache ") if "-" in release else f"vLLM {release}", thread, finding)
+                name = release.replace("lmcache-", "LMCache ") if "-" in release else f"vLLM {release}"
+                if _row(name, thread, finding) > ACTIONS_MAX and thread:
+                    large.append(thread)
                 break
         else:
             raise SystemExit(f"{part!r} was not found in {release} with profile {profile}")
     for profile, connector in NEWEST if not sys.argv[1:] or "newest" in sys.argv[1:] else ():
         for finding in explored("", profile, connector):
             _row(f"newest, {json.loads(connector)['kv_connector']}, `{profile}`", "", finding)
+    if large:
+        raise SystemExit(f"more than {ACTIONS_MAX} actions after shrinking: {', '.join(large)}")
 
 
-def _row(release: str, thread: str, finding: dict[str, object]) -> None:
+def _row(release: str, thread: str, finding: dict[str, object]) -> int:
+    """Print a row. Returns the actions of the finding."""
     scenario = finding["scenario"]
     assert isinstance(scenario, dict)
     link = f"[{thread}](https://github.com/{thread.replace('#', '/issues/')})" if thread else "not known"
     verdict = f"`{finding['signature']}: {finding['sentence']}`"
-    print(f"| {release} | {link} | {verdict} | {finding['cpu_s']:.1f} | {finding['times']} | "
-          f"{len(scenario['actions'])} |", flush=True)
+    actions = len(scenario["actions"])
+    print(f"| {release} | {link} | {verdict} | {finding['cpu_s']:.1f} | {finding['times']} | {actions} |", flush=True)
+    return actions
 
 
 if __name__ == "__main__":

@@ -109,7 +109,7 @@ class SecondHost(Tape):
         return super().keyframe(self.host)
 
     def publish(self, stimulus: Stimulus, outcome: Outcome) -> None:
-        """What this host decides on what the first one was told."""
+        """The decision of this host on the stimulus of the first."""
         evicted = [event for event in outcome.events if isinstance(event, BlocksEvicted) and event.pool == 0]
         if evicted and not self.altered:
             self.altered = True
@@ -200,7 +200,7 @@ def same(one: Path, other: Path) -> bool:
 
 
 def differences(kept: Path, made: Path) -> list[str]:
-    """What a reviewer wants to know of a change: as ``rec diff`` of the file that is kept and the one made now."""
+    """The differences that a reviewer looks at: as ``rec diff`` of the file that is kept and the one made now."""
     found = diff(evidence_of(Recording.open(kept)), evidence_of(Recording.open(made)))
     if found.equal:
         return ["every event is the same: the stimuli, the keyframes or the description differ"]

@@ -44,7 +44,7 @@ class SimulateRun(msgspec.Struct, frozen=True):
     held_records: int
     """Records of finished requests that were in memory when the last request ended."""
     carried: BytesReport | None = None
-    """What happened to the bytes of a run that has some."""
+    """The fate of the bytes of a run that has some."""
 
 
 def simulate(

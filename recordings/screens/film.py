@@ -10,7 +10,7 @@ from typing import Final
 _STYLE: Final = re.compile(r"\.film-(r\d+) \{([^}]*)\}")
 _CELL: Final = re.compile(r"<(?:rect|text)[^>]*?class=\"film-r\d+\"[^>]*?(?:/>|>[^<]*</text>)|<rect fill=[^>]*?/>")
 _WINDOW: Final = re.compile(r'<clipPath id="film-clip-terminal">\s*(<rect [^>]*/>)\s*</clipPath>')
-"""What of the rows is inside the window: a row is drawn one unit wider than the window."""
+"""The part of the rows inside the window: a row is drawn one unit wider than the window."""
 _Y: Final = re.compile(r' y="([\d.]+)"')
 _LINE: Final = re.compile(r"film-line-(\d+)")
 ROW: Final = 24.4

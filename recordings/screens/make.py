@@ -83,7 +83,7 @@ _FONTS: Final = re.compile(r"@font-face \{.*?\}", re.DOTALL)
 
 
 def picture(app: ConsoleApp, name: str) -> str:
-    """What is on the screen."""
+    """The screen as a picture."""
     return _FONTS.sub("", _NAMES.sub(name, app.export_screenshot(title="kvbm-console")))
 
 
@@ -125,7 +125,7 @@ async def pictures(look: Look, folder: str = "") -> dict[str, str]:
 
 
 def text_of(app: ConsoleApp, name: str) -> str:
-    """What is on the screen without colour: each row, and below it what is bold (b) and reversed (r)."""
+    """The screen without colour: each row, and below it what is bold (b) and reversed (r)."""
     rows = [f"=== {name} ==="]
     for strip in app.canvas.render_lines(Region(0, 0, *app.size)):
         marks = "".join(

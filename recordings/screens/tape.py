@@ -90,7 +90,7 @@ class Tape:
         return self.at_ns
 
     def wall(self) -> int:
-        """What the wall shows here: the same as where the run was."""
+        """The time of day, the same as during the run."""
         return CLOCK_ANCHOR_NS + self.at_ns
 
     async def explain(self, request: str) -> Explanation:

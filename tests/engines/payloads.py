@@ -75,7 +75,7 @@ class Recount:
                     here[number] -= 1
 
     def nonempty(self) -> dict[Place, dict[int, int]]:
-        """What is left, without zeros."""
+        """The rest, without zeros."""
         left = {place: {key: count for key, count in here.items() if count} for place, here in self.copies.items()}
         return {place: here for place, here in left.items() if here}
 

@@ -55,7 +55,7 @@ class Node:
 
 
 class Found(NamedTuple):
-    """What ``stat`` answers."""
+    """The answer of ``stat``."""
 
     st_ino: int
     st_size: int
@@ -211,7 +211,7 @@ class Disk:
             yield from self._nodes(child)
 
     def close_files_of(self, process: Process) -> None:
-        """What the system does for a process that ended."""
+        """The end of a process, as the system handles it."""
         for fd in [fd for fd, each in self._open.items() if each.process is process]:
             self._close(fd)
 
@@ -446,7 +446,7 @@ class Disk:
         node.holder = fd
 
     def found(self, node: Node) -> Found:
-        """What ``stat`` answers."""
+        """The answer of ``stat``."""
         kind = stat.S_IFREG if node.entries is None else stat.S_IFDIR
         return Found(node.number, len(node.data), node.mtime_ns, node.links, kind | 0o600)
 

@@ -1,4 +1,4 @@
-"""Who uses a simulated daemon: readers, debuggers, engines that feed, and an operator of the recorder.
+"""The users of a simulated daemon: readers, debuggers, engines that feed, and an operator of the recorder.
 
 Each is a process of its own with the project's client library in it, and behaves as an honest program does: it takes
 refusals, comes back when its connection is lost, and tells the monitors what it was told.
@@ -63,7 +63,7 @@ class Actor:
             await asyncio.sleep(self.dice.uniform(0.1, 0.8))
 
     async def use(self, client: Client) -> None:
-        """What it does with one connection."""
+        """Its work on one connection."""
         raise NotImplementedError
 
 

@@ -77,7 +77,7 @@ class Machine:
         self.no_processes = False
         """No process can be started: descriptors have run out."""
         self.sealing_s = 0.0
-        """What a sealing process waits for the processor, beside a busy engine."""
+        """The time that a sealing process waits for the processor, beside a busy engine."""
 
     def process(self, name: str) -> Process:
         """A new one."""
@@ -95,7 +95,7 @@ class Machine:
     # --- what stands for the outside ---
 
     def names(self) -> dict[str, Any]:
-        """What each name of ``SEAMS`` stands for."""
+        """The simulated thing behind each name of ``SEAMS``."""
         return {
             "os": disks.os_module(), "fcntl": disks.fcntl_module(), "mmap": disks.mmap_module(),
             "shutil": disks.shutil_module(), "queue": queue_module(), "threading": threading_module(),

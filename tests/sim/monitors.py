@@ -87,7 +87,7 @@ class Journal:
 
 
 class Kept:
-    """What one recording of an incarnation must hold."""
+    """The events that one recording of an incarnation must hold."""
 
     def __init__(self, first: int) -> None:
         self.first = first
@@ -513,7 +513,7 @@ class Monitors:
                     kept.required = max(kept.required, len(journal.events) - 1)
 
     def read_back(self) -> None:
-        """What is on the disk is what was published."""
+        """The disk has exactly the published events."""
         for name in self._foreign_changed():
             self.violated("foreign", f"{name} was changed or removed")
         for directory in self.simulation.directories:

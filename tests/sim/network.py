@@ -151,7 +151,7 @@ class Pipe:
 
 
 def lost() -> grpc.aio.AioRpcError:
-    """What a call of a lost connection raises."""
+    """The error of a call on a lost connection."""
     return status_error(grpc.StatusCode.UNAVAILABLE, "Socket closed")
 
 

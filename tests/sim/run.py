@@ -46,7 +46,7 @@ PART_BYTES: Final = 5_000
 
 
 class Result(msgspec.Struct):
-    """What became of one seed."""
+    """The outcome of one seed."""
 
     seed: int
     violations: list[str]
@@ -74,7 +74,7 @@ class Simulation:
         self._directories = 0
         self._armed: list[list[int]] = []
         self.directory: SimPath | None = None
-        """Where the daemon records now."""
+        """The place where the daemon records now."""
         self.settings = Settings(
             sessions=dice.randrange(2, 6), prompts=2, system=96, user=60, output=20, turns=3,
             think=dice.choice((0.3, 1.0)), requests=1_000_000,

@@ -60,7 +60,7 @@ class Process:
         self.threads: list[Thread] = []
         self.parked: list[Thread] = []
         self.on_death: list[Callable[[], None]] = []
-        """What the system does for a dead process: close its descriptors and connections."""
+        """The end of a process, as the system handles it: close its descriptors and connections."""
         world.processes.append(self)
 
     def kill(self) -> None:
@@ -163,7 +163,7 @@ class World:
         self.wall_offset = WALL_NS - BEGIN_NS
         self.current: Thread | None = None
         self.failures: list[str] = []
-        """What no monitor expects at all: an exception that reached the edge of a thread or a loop."""
+        """A failure that no monitor expects: an exception that reached the edge of a thread or a loop."""
         self.lines: list[str] | None = [] if keep_trace else None
         self.traced = 0
         self.processes: list[Process] = []

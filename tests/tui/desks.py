@@ -21,7 +21,7 @@ from tui.views import all_views
 
 
 class FakeTape:
-    """What ``Transport`` remembers of a recording."""
+    """The recording as ``Transport`` remembers it."""
 
     gaps = ()
 
@@ -62,7 +62,7 @@ class FakeTransport:
 
 
 class FakeActions:
-    """What the desk asks of the session, remembered."""
+    """A session that remembers the questions of the desk."""
 
     def __init__(self, playback: FakeTransport | None = None) -> None:
         self.paused = self.overflowed = False

@@ -234,7 +234,7 @@ def steady(path: Path, columns: int, rows: int, view: bytes, scratch: Path) -> d
 
 
 def plain_ns() -> float:
-    """What one ``append`` costs on this machine at this moment, in CPU time."""
+    """The cost of one ``append`` on this machine at this moment, in CPU time."""
     return min(timeit.repeat("x.append(4)", "x=[]", number=200_000, repeat=5, timer=time.process_time)) / 200_000 * 1e9
 
 

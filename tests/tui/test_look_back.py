@@ -36,6 +36,8 @@ RECORDINGS: Final = Path(__file__).resolve().parents[2] / "recordings"
 TAPES: Final = sorted(
     path for folder in (".", "kv-events", "vllm") for path in (RECORDINGS / folder).glob("*.mcap"))
 SIZES: Final = ((80, 24), (120, 40), (200, 60))
+FINDINGS_ROWS: Final = 20
+"""More rows for the view whose findings are of the whole tape: a crowded machine adds some, and pushes others off."""
 
 
 class Live:
@@ -107,7 +109,8 @@ class Console:
         for view in range(HELP):
             for size in SIZES:
                 self.desk.current = view
-                rows = [line.text.rstrip() for line in self.desk.draw(*size)][2 : -2]
+                height = size[1] + (FINDINGS_ROWS if view == RECORD else 0)
+                rows = [line.text.rstrip() for line in self.desk.draw(size[0], height)][2 : -2]
                 if view == TIMELINE:
                     rows = rows[2 if size[1] >= 36 else 1 :]  # the minimap of the whole tape
                 if view == RECORD:

@@ -77,6 +77,16 @@ def test_nothing_is_dropped_silently(prompts: list[list[int]], cells: int, rows:
     assert not layout.boxes or layout.deepest == max(map(len, prompts))
 
 
+def test_one_long_prompt_does_not_decide_the_scale() -> None:
+    forest = PrefixMap()
+    for slot in range(30):
+        forest.opened(slot, f"r{slot}", pack_hashes(chain([slot] * (400 if slot == 7 else 4))), slot)
+    layout = lay_out(forest, state_with(set(), set()), 6, 12)
+    assert layout.scale == 1
+    assert [(box.folded, box.blocks) for box in layout.boxes] == [(True, 4)]
+    assert (layout.deepest, layout.deeper) == (400, 1)
+
+
 # --- the figures of a box, recounted ---------------------------------------------------------------------------------
 
 

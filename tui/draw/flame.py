@@ -9,7 +9,8 @@ Children stand below their parent in the order in which they were seen first, so
     ███████████████████ 128 blocks, 30 requests
     ████████████ ██████ 20 of them go on one way, 10 another
 
-Children that would be narrower than a cell are folded into one box, ``+312 more``, which stands behind the others.
+Children that would be narrower than a cell are folded into one box, ``+312 more``, which stands behind the others. It
+is as tall as most of its ways are long, so that one long prompt does not decide the scale for all.
 Everything that is not drawn is counted: blocks that nobody used in the window, blocks without a known place, and
 requests that lie too deep.
 
@@ -33,7 +34,7 @@ BLOCKS: Final = "blocks"
 STEPS: Final[tuple[int, ...]] = (1, 2, 3, 4, 5, 6, 8)
 """Blocks of a row of pixels, times a power of ten."""
 FIT: Final = 0.9
-"""Share of the requests whose whole path fits on the screen unless the scale is chosen."""
+"""Share of the requests whose whole path fits on the screen unless the scale is chosen, and into a fold."""
 GONE: Final = 0
 """Stands for a tier where no tier has the block."""
 
@@ -48,7 +49,7 @@ class Box(msgspec.Struct, gc=False, eq=False):
     """Cells from ``x`` up to ``end``."""
     depth: int
     blocks: int
-    """Blocks of the run; of a fold, those of its longest way."""
+    """Blocks of the run; of a fold, those of its longest way but for the longest tenth."""
     weight: int
     """Requests, or blocks."""
     parent: "Box | None"
@@ -146,7 +147,10 @@ def lay_out(
             box.below = _row(behind, box.x, box.end, box.weight, box, weight_of, sizes, by)
             boxes += box.below
     ends = sorted(
-        (box.depth + box.blocks - base, box.weight if box.folded or not box.below else 0) for box in boxes
+        (end - base, weight) for box in boxes for end, weight in (
+            _ends(box.nodes, weight_of, sizes) if box.folded
+            else [(box.depth + box.blocks, 0 if box.below else box.weight)]
+        )
     )
     deepest = ends[-1][0] if ends else 0
     scale = scale or _scale(ends, rows)
@@ -181,10 +185,10 @@ def _row(
             narrow.append((node, size))
         x += cells
     if narrow:
-        deepest = max(sizes.deepest[id(node)] for node, _ in narrow)
-        depth = narrow[0][0].depth
+        folded, depth = [node for node, _ in narrow], narrow[0][0].depth
+        tall = _fitting(sorted(_ends(folded, weight_of, sizes))) - depth
         boxes.append(Box(
-            [node for node, _ in narrow], x, x + widths[len(wide)], depth, deepest - depth,
+            folded, x, x + widths[len(wide)], depth, tall,
             sum(size for _, size in narrow), parent, folded=True, below=[],
         ))
     return boxes
@@ -202,15 +206,24 @@ def _box(node: MapNode, x: int, end: int, weight: int, parent: Box | None, weigh
     return Box(nodes, x, end, nodes[0].depth, sum(each.blocks for each in nodes), weight, parent, below=[])
 
 
-def _scale(ends: list[tuple[int, int]], rows: int) -> int:
-    """Blocks in a row of pixels, so that the paths of most requests fit."""
-    wanted, seen, least = FIT * sum(weight for _, weight in ends), 0, 1
+def _ends(nodes: Iterable[MapNode], weight_of: _Weight, sizes: _Sizes) -> list[tuple[int, int]]:
+    """(end of the longest way through it, weight) of each node."""
+    return [(sizes.deepest[id(node)], weight_of(node)) for node in nodes]
+
+
+def _fitting(ends: list[tuple[int, int]]) -> int:
+    """The first end by which ``FIT`` of the weight has ended, at least 1; the ends are sorted."""
+    wanted, seen = FIT * sum(weight for _, weight in ends), 0
     for end, weight in ends:
         seen += weight
-        least = max(1, end)
         if seen >= wanted:
-            break
-    power = 1
+            return max(1, end)
+    return 1
+
+
+def _scale(ends: list[tuple[int, int]], rows: int) -> int:
+    """Blocks in a row of pixels, so that the paths of most requests fit."""
+    least, power = _fitting(ends), 1
     while True:
         for step in STEPS:
             if step * power * rows >= least:

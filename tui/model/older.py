@@ -61,7 +61,7 @@ def _edge(seq: int, begins: str, missing: str = "") -> str:
 
 
 async def _from_ring(reel: Reel, feed: Remembering, breathe: Callable[[], Awaitable[None]]) -> Reel | None:
-    """What the target still has in front of the reel; None if it has no facts there."""
+    """The events in front of the reel that the target still has; None if it has no facts there."""
     tape, mirror, until = Reel(RING_BYTES_MAX, eager=True), Mirror(), reel.first_seq
     connected = reel.connected
     assert connected is not None

@@ -3,6 +3,7 @@
 Law of this file: the bands of a column add up to the blocks that were asked for in its time.
 """
 
+from itertools import groupby
 from typing import Final
 
 from kvbm_console.core.ids import Tier
@@ -81,7 +82,7 @@ class Misses(View):
             return [*lines, Row().put(" No admission was seen yet.", "muted").line()]
         below = self._culprits(desk, fates, width) if self.open is not None else self._bands(desk, fates, width)
         room = height - 1 - min(len(below), max(11, height // 2)) - 1
-        lines += _chart(desk, fates, width, max(3, min(room, 16)))
+        lines += [*chart(desk, width, max(3, min(room, 16))), *([BLANK] if desk.tall else [])]
         left = height - len(lines)
         self.top = min(self.top, max(0, len(below) - left)) if self.open is not None else 0
         return [*lines, below[0], *below[1 + self.top :]][:height]
@@ -191,12 +192,17 @@ def _ink(desk: Desk, fate: Fate, cells: int) -> Span:
     return Span(("█" if desk.glyphs.pixels else LETTERS[fate]) * cells, ROLES[fate])
 
 
-def _chart(desk: Desk, fates: Fates, width: int, rows: int) -> list[Line]:
+def window_s(desk: Desk) -> int:
+    """Seconds from the left of the chart to now: as many as there are, up to the longest window."""
+    began_ns = desk.mirror.fates.since_ns
+    since = S if began_ns is None else desk.now_ns - began_ns
+    return next((known for known in WINDOWS_S if known * S >= since), WINDOWS_S[-1])
+
+
+def chart(desk: Desk, width: int, rows: int) -> list[Line]:
     """Columns of time, each full: the share of each fate of the blocks asked for then; blank without admissions."""
-    now, cells = desk.now_ns, width - 8
-    since = S if fates.since_ns is None else now - fates.since_ns
-    seconds = next((known for known in WINDOWS_S if known * S >= since), WINDOWS_S[-1])
-    values = {fate: [value or 0.0 for value in series.last(seconds, now)] for fate, series in fates.series.items()}
+    seconds, cells, series = window_s(desk), width - 8, desk.mirror.fates.series
+    values = {fate: [value or 0.0 for value in each.last(seconds, desk.now_ns)] for fate, each in series.items()}
     columns: list[list[Fate | None]] = []
     for cell in range(cells):
         low, high = cell * seconds // cells, max(cell * seconds // cells + 1, (cell + 1) * seconds // cells)
@@ -207,12 +213,12 @@ def _chart(desk: Desk, fates: Fates, width: int, rows: int) -> list[Line]:
     lines = []
     for row in range(rows):
         line = Row().right("100" if row == 0 else "0" if row == rows - 1 else "", 5, "faint").put(" ")
-        for column in columns:
-            fate = column[rows - 1 - row]
-            line.spans([Span(" ", "text") if fate is None else _ink(desk, fate, 1)])
+        for fate, run in groupby(column[rows - 1 - row] for column in columns):
+            length = len(list(run))
+            line.spans([Span(" " * length, "text") if fate is None else _ink(desk, fate, length)])
         lines.append(line.line("", width))
     axis = Row().to(6).put(f"−{window_text(seconds)}", "faint").right("now", 6 + cells, "faint")
-    return [*lines, axis.line("", width), *([BLANK] if desk.tall else [])]
+    return [*lines, axis.line("", width)]
 
 
 def _verdict(desk: Desk, blamed: list[Blame]) -> str:

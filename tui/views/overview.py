@@ -25,7 +25,7 @@ from ..model.slots import SlotRow
 from ..model.sources import blocks_only, uncertain
 from .engines import engines_section
 from .log import event_line
-from .misses import fates_row
+from .misses import chart, fates_row, window_s
 from .tiers import occupancy_charts, pool_name, used_role
 from .transfers import known_routes, route_numbers
 from .warnings import open_warning
@@ -40,6 +40,9 @@ FAST_RATE = 1_000
 FAST_HZ = 8
 EVENTS_MIN = 3
 """Fewer rows of events say nothing."""
+FATES_MIN = 4
+"""Fewer rows of the fates of prompt blocks tell no shares."""
+FATES_MAX = 16
 SIDE = 76
 """The start of the second column."""
 THIRD = 131
@@ -277,6 +280,7 @@ class Overview(View):
         self.at = 0
         """The warning that ``enter`` opens."""
         self._newest: tuple[tuple[object, ...], list[Line]] = ((), [])
+        self._chart: tuple[tuple[object, ...], list[Line]] = ((), [])
 
     def body(self, desk: Desk, width: int, height: int) -> list[Line]:
         """Sections from top to bottom, in one, two or three columns."""
@@ -367,14 +371,27 @@ class Overview(View):
             rows += [*gap, *fit(waiting_section(desk, state, waiting, width - 1, with_state=True), waiting + 1)]
         if chart_rows:
             rows += [*gap, *charts_section(desk, state, width, 2, chart_rows)]
-        return rows + self._events(desk, width, height - len(rows), gap)
+        return rows + self._fates(desk, width, height - len(rows), gap)
 
     def _three(self, desk: Desk, state: CacheState, width: int, height: int) -> list[Line]:
         gap = [BLANK] if desk.tall else []
         rows = self._columns(desk, state, 50, 26, 26)
         waiting = waiting_section(desk, state, max(12, len(rows) - 1), width - THIRD - 1, with_state=False)
         rows = [*beside(rows, waiting, THIRD), *gap, *charts_section(desk, state, width, 3, 6)]
-        return rows + self._events(desk, width, height - len(rows), gap)
+        return rows + self._fates(desk, width, height - len(rows), gap)
+
+    def _fates(self, desk: Desk, width: int, height: int, gap: list[Line]) -> list[Line]:
+        """The fate of prompt blocks over time, in the rows that are left; drawn anew when it has changed."""
+        rows = min(height - len(gap) - 2, FATES_MAX)
+        if rows < FATES_MIN:
+            return []
+        mirror = desk.mirror
+        key = (mirror.incarnation, mirror.places, desk.now_ns // S, window_s(desk), mirror.fates.asked, rows, width)
+        if key != self._chart[0]:
+            self._chart = key, chart(desk, width, rows)
+        head = desk.title("PROMPT BLOCKS", "the tier that had them, or why they missed;")
+        told = Row().add(head).put(" M", "key").put(" who evicted them", "muted").line(head.ground)
+        return [*gap, told, *self._chart[1]]
 
     def _events(self, desk: Desk, width: int, height: int, gap: list[Line]) -> list[Line]:
         """The newest events, in the rows that are left."""

@@ -8,7 +8,8 @@ import mmap
 from collections import deque
 from collections.abc import Sequence
 from ctypes import CDLL, c_size_t, c_void_p
-from itertools import repeat
+from itertools import pairwise, repeat
+from operator import sub
 from typing import Final
 
 import numpy as np
@@ -22,7 +23,8 @@ POPULATE_WRITE: Final = 23
 NOTHING: Final = 0
 """The hash of a place that holds no block."""
 SPOILT: Final = 0xA5
-Places = npt.NDArray[np.int32]
+RUN_BLOCKS_MIN: Final = 4
+"""Blocks in a run beyond which one call for all of them is faster than one for each."""
 Keys = npt.NDArray[np.uint64]
 
 _memmove = CDLL(None).memmove
@@ -39,6 +41,8 @@ class Arena:
         whole = np.frombuffer(self._map, np.uint8)
         self.shard_bytes = shard_bytes
         self.keys: Keys = whole[: places * 8].view(np.uint64)
+        self._words = memoryview(self._map)[: places * 8].cast("Q")
+        """The same memory, for a place at a time."""
         self.rows: Rows = whole[size - places * shard_bytes :].reshape(places, shard_bytes)
         self._base = self.rows.ctypes.data
 
@@ -49,55 +53,63 @@ class Arena:
         except OSError:  # an older kernel: touch a byte of each page
             np.frombuffer(self._map, np.uint8)[::PAGE] |= 0
 
-    def require(self, places: Places) -> None:
+    def require(self, places: Sequence[int]) -> None:
         """Raise ``IndexError`` unless all places are here; one look for a batch."""
-        if places.size and (int(places.min()) < 0 or int(places.max()) >= len(self.rows)):
+        if places and (min(places) < 0 or max(places) >= len(self.rows)):
             raise IndexError(f"a place is outside of the {len(self.rows)} of this pool")
 
-    def store(self, places: Places, rows: Rows, keys: Keys) -> None:
+    def store(self, places: Sequence[int], rows: Rows, keys: Sequence[int]) -> None:
         """Put ``rows[i]``, the block of ``keys[i]``, at ``places[i]``: one check and one change of the index."""
         self.require(places)
-        self.keys[places] = NOTHING
-        first = _run(places)
-        if first is None:
-            self.rows[places] = rows
-        else:
-            self.rows[first : first + len(places)] = rows
-        self.keys[places] = keys
+        self._forget(places)
+        self.rows[places] = rows
+        self._keep(places, keys)
 
-    def copy(self, source: "Arena", sources: Places, targets: Places, keys: Keys) -> list[int]:
+    def copy(
+        self, source: "Arena", sources: list[int], targets: list[int], keys: list[int]
+    ) -> list[int]:
         """Copy blocks from another arena. The positions of those whose source does not hold their hash."""
         source.require(sources)
         self.require(targets)
-        wrong: list[int] = np.flatnonzero(source.keys[sources] != keys).tolist()
-        if wrong:
-            kept = np.ones(len(sources), np.bool_)
-            kept[wrong] = False
-            sources, targets, keys = sources[kept], targets[kept], keys[kept]
-        self.keys[targets] = NOTHING
+        held, wrong = list(map(source._words.__getitem__, sources)), list[int]()
+        if held != keys:
+            wrong = [at for at, (one, key) in enumerate(zip(held, keys, strict=True)) if one != key]
+            kept = sorted(set(range(len(keys))).difference(wrong))
+            sources, targets, keys = ([column[at] for at in kept] for column in (sources, targets, keys))
+        self._forget(targets)
         self._move(source, sources, targets)
-        self.keys[targets] = keys
+        self._keep(targets, keys)
         return wrong
 
-    def _move(self, source: "Arena", sources: Places, targets: Places) -> None:
-        """The fastest way from Python: numpy where one side is a run, else a call of memmove for each block."""
-        to = _run(targets)
-        if to is not None and len(targets) > 1:
-            np.take(source.rows, sources, axis=0, out=self.rows[to : to + len(targets)], mode="clip")
-            return
-        since = _run(sources)
-        if since is not None and len(sources) > 1:
-            self.rows[targets] = source.rows[since : since + len(sources)]
-            return
-        size = self.shard_bytes
-        here = (targets.astype(np.int64) * size + self._base).tolist()
-        there = (sources.astype(np.int64) * size + source._base).tolist()
-        deque(map(_memmove, here, there, repeat(size)), 0)
+    def _forget(self, places: Sequence[int]) -> None:
+        for place in places:
+            self._words[place] = NOTHING
 
-    def spoil(self, places: Places) -> None:
+    def _keep(self, places: Sequence[int], keys: Sequence[int]) -> None:
+        for place, key in zip(places, keys, strict=True):
+            self._words[place] = key
+
+    def _move(self, source: "Arena", sources: list[int], targets: list[int]) -> None:
+        """The fastest way from Python: a call of numpy for each run of places on one side, if these runs are long, else
+        a call of memmove for each block. Columns are lists, because a call of numpy behind a copy of megabytes finds
+        its code out of the caches and takes as long as a block of 256 KiB."""
+        count, to, since = len(targets), _runs(targets), _runs(sources)
+        if min(to, since) * RUN_BLOCKS_MIN >= count:
+            size, here, there = self.shard_bytes, self._base, source._base
+            deque(map(_memmove, [place * size + here for place in targets], [place * size + there for place in sources],
+                      repeat(size)), 0)
+        elif to <= since:
+            for at, end in pairwise(_bounds(targets)):
+                rows = self.rows[targets[at] : targets[at] + end - at]
+                np.take(source.rows, sources[at:end], axis=0, out=rows, mode="clip")
+        else:
+            for at, end in pairwise(_bounds(sources)):
+                self.rows[targets[at:end]] = source.rows[sources[at] : sources[at] + end - at]
+
+    def spoil(self, places: Sequence[int]) -> None:
         """Forget what these places hold, and make their first page differ from every block."""
         self.require(places)
-        self.keys[places] = NOTHING
+        self._forget(places)
         self.rows[places, :PAGE] = SPOILT
 
     def zero(self) -> None:
@@ -106,12 +118,12 @@ class Arena:
         self.rows[:] = 0
 
 
-def _run(places: Places | Sequence[int]) -> int | None:
-    """The first place if they ascend one by one, else None."""
-    count = len(places)
-    if not count:
-        return None
-    first, last = int(places[0]), int(places[-1])
-    if last - first != count - 1 or (count > 2 and bool((np.diff(places) != 1).any())):
-        return None
-    return first
+def _runs(places: Sequence[int]) -> int:
+    """The number of runs, in each of which places follow one another."""
+    return len(places) - list(map(sub, places[1:], places)).count(1)
+
+
+def _bounds(places: Sequence[int]) -> list[int]:
+    """The positions at which runs begin, and the end."""
+    cuts = [at for at, (before, place) in enumerate(pairwise(places), 1) if place != before + 1]
+    return [0, *cuts, len(places)]

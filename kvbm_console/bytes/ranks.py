@@ -180,6 +180,7 @@ class Ranks:
         self._command = command or (sys.executable, "-P", "-c", WORKER)
         self._encode = msgspec.msgpack.Encoder().encode
         self._decode = msgspec.msgpack.Decoder(list[RankFound | RankReply]).decode
+        self._received = memoryview(bytearray(RECEIVE_BYTES))
         self._numbers = 0
         self._copies: dict[int, _RankCopy] = {}
         self._zeroing: set[int] = set()
@@ -471,12 +472,12 @@ class Ranks:
         assert one.channel is not None
         while True:
             try:
-                data = one.channel.recv(RECEIVE_BYTES)
+                size = one.channel.recv_into(self._received)
             except BlockingIOError:
                 return
             except OSError:
-                data = b""
-            if not data:  # it has closed, and may still be alive
+                size = 0
+            if not size:  # it has closed, and may still be alive
                 self._unwatch_channel(one)
                 one.channel.close()
                 return
@@ -485,7 +486,7 @@ class Ranks:
             if one.warned:
                 one.warned = False
                 self.begun(one.name)
-            for reply in self._decode(data):
+            for reply in self._decode(self._received[:size]):
                 if isinstance(reply, RankFound):
                     pairs = zip(unpack_ids(reply.places), unpack_hashes(reply.keys), strict=True)
                     one.found.setdefault(reply.pool, []).extend(pairs)

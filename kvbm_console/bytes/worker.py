@@ -18,7 +18,7 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
-from kvbm_console.bytes.arena import NOTHING, Arena, Keys, Places
+from kvbm_console.bytes.arena import NOTHING, Arena
 from kvbm_console.bytes.contents import BlockContents
 from kvbm_console.bytes.orders import (
     LAST_WORDS,
@@ -35,11 +35,12 @@ from kvbm_console.bytes.orders import (
     ZeroOrder,
 )
 from kvbm_console.bytes.slot_file import SlotFile, SlotFileRefused, SlotGeometry, SlotIdentity
-from kvbm_console.core.columns import pack_hashes, pack_ids
+from kvbm_console.core.columns import pack_hashes, pack_ids, unpack_hashes, unpack_ids
 
 DESCRIPTORS_MAX: Final = 16
-DISK_THREADS: Final = 4
-"""Reads and writes of the disk that run at the same time."""
+DISK_THREADS: Final = 8
+"""Reads and writes of the disk at the same time: more than the disk is to have, because each thread also takes the sum
+of its block and waits for a core."""
 FILL_BYTES: Final = 8 * 2**20
 """Blocks are computed in batches of about this size."""
 Answer = tuple[str, list[int]]
@@ -103,30 +104,30 @@ class RankWorker:
 
     def _copy(self, order: CopyOrder) -> Answer:
         source, target = self.arenas[order.source_pool], self.arenas[order.target_pool]
-        targets, keys = _places(order.targets), _keys(order.keys)
-        wrong = target.copy(source, _places(order.sources), targets, keys)
+        targets, keys = unpack_ids(order.targets), unpack_hashes(order.keys)
+        wrong = target.copy(source, unpack_ids(order.sources), targets, keys)
         if wrong:
             return OTHER_BLOCK, wrong
         return self._compared(target, targets, keys) if order.compare else DONE
 
     def _fill(self, order: FillOrder) -> Answer:
-        arena, places, keys = self.arenas[order.pool], _places(order.places), _keys(order.keys)
+        arena, places, keys = self.arenas[order.pool], unpack_ids(order.places), unpack_hashes(order.keys)
         for at in range(0, len(places), self._batch):
             part = keys[at : at + self._batch]
             rows = self._scratch[: len(part)]
-            self.contents.write(rows, part.tolist())
+            self.contents.write(rows, part)
             arena.store(places[at : at + self._batch], rows, part)
         return DONE
 
     def _check(self, order: CheckOrder) -> Answer:
-        return self._compared(self.arenas[order.pool], _places(order.places), _keys(order.keys))
+        return self._compared(self.arenas[order.pool], unpack_ids(order.places), unpack_hashes(order.keys))
 
-    def _compared(self, arena: Arena, places: Places, keys: Keys) -> Answer:
-        wrong = self.contents.differing(arena.rows, places.tolist(), keys.tolist())
+    def _compared(self, arena: Arena, places: list[int], keys: list[int]) -> Answer:
+        wrong = self.contents.differing(arena.rows, places, keys)
         return (OTHER_BYTES, wrong) if wrong else DONE
 
     def _spoil(self, order: SpoilOrder) -> Answer:
-        self.arenas[order.pool].spoil(_places(order.places))
+        self.arenas[order.pool].spoil(unpack_ids(order.places))
         return DONE
 
     def _zero(self, order: ZeroOrder) -> Answer:
@@ -143,8 +144,8 @@ class _DiskCopy:
         self._contents = worker.contents
         self._done = done
         self._began_ns = time.monotonic_ns()
-        self._sources, self._targets = _places(order.sources).tolist(), _places(order.targets).tolist()
-        self.keys: list[int] = _keys(order.keys).tolist()
+        self._sources, self._targets = unpack_ids(order.sources), unpack_ids(order.targets)
+        self.keys: list[int] = unpack_hashes(order.keys)
         self._file = worker.files.get(order.source_pool) or worker.files[order.target_pool]
         self._loads = order.source_pool in worker.files
         self._arena = worker.arenas[order.target_pool if self._loads else order.source_pool]
@@ -200,14 +201,6 @@ _CARRY_OUT: Final[dict[type[Any], Callable[[RankWorker, Any], Answer]]] = {
 }
 
 
-def _places(column: bytes) -> Places:
-    return np.frombuffer(column, np.dtype("<i4"))
-
-
-def _keys(column: bytes) -> Keys:
-    return np.frombuffer(column, np.dtype("<u8"))
-
-
 def serve(channel: socket.socket) -> None:
     """Carry out orders until the other side closes."""
     encode = msgspec.msgpack.Encoder().encode
@@ -226,9 +219,10 @@ def serve(channel: socket.socket) -> None:
         def answer(reply: RankReply) -> None:
             channel.send(msgspec.msgpack.encode([reply]))
 
-        while data := channel.recv(RECEIVE_BYTES):
+        received = memoryview(bytearray(RECEIVE_BYTES))
+        while size := channel.recv_into(received):
             replies = []
-            for order in orders.decode(data):
+            for order in orders.decode(received[:size]):
                 if isinstance(order, CopyOrder) and {order.source_pool, order.target_pool} & worker.files.keys():
                     worker.begin(order, answer)
                     continue

@@ -80,6 +80,7 @@ def test_todays_leader_decides_a_warm_run_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1_200)
 @pytest.mark.parametrize("policy", ["lrfu_auto", "simple_lru", "learned", "lfu", "lrfu", "adaptive_lru"])
 def test_todays_leader_decides_many_warm_runs_again(tmp_path: Path, policy: str) -> None:
     for seed in range(2, 12):

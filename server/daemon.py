@@ -45,6 +45,7 @@ from kvbm_console.wire.protocol import SERVER_OPTIONS, SERVICE
 
 from .access import AccessRules, read_token, server_credentials, tls_context
 from .control import KeptBreakpoints
+from .event_publisher import EventPublisher
 from .lake import LakeWriter
 from .lints import LintWatch
 from .options import DaemonOptions, Endpoint, host_and_port, is_loopback
@@ -133,7 +134,10 @@ class Daemon:
         self.questions = Questions()
         self.publisher = None if options.fleet is None else FleetPublisher(
             options.fleet, self.service, self.lints, self.questions, program=options.program, name=options.target,
-            address=lambda: self.address,
+            address=lambda: self.address, keyframe=lambda: None if self.events is None else self.events.keyframe,
+        )
+        self.events = None if self.publisher is None or options.fleet is None or not options.fleet_events else (
+            EventPublisher(options.fleet, self.service, self.publisher.name)
         )
         self.lake = None if options.lake is None or options.record is None else LakeWriter(
             self.service.incarnation, options.record, options.lake, options.target or options.record.name
@@ -311,6 +315,8 @@ class Daemon:
                 await self._serve(servicer, probe, on_ready)
             finally:
                 self.service.close()
+                if self.events is not None:
+                    await self.events.finish()
                 if self.taps is not None:
                     await self.taps.close()
                 await server.stop(STOP_GRACE_S)
@@ -376,6 +382,8 @@ class Daemon:
             group.start_soon(self.service.keep, "lints", self.lints.run)
             if self.lake is not None:
                 group.start_soon(self.service.keep, "lake", self.lake.run)
+            if self.events is not None:
+                self.events.begin()
             if self.publisher is not None:
                 group.start_soon(self.service.keep, "fleet", self.publisher.run)
             if self.rig is None:

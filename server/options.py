@@ -63,6 +63,8 @@ class DaemonOptions(msgspec.Struct, kw_only=True):
     """Address of the OpenTelemetry collector that gets the timelines of requests as spans."""
     fleet: BrokerAddress | None = None
     """Broker at which the daemon publishes its summary."""
+    fleet_events: bool = False
+    """True if its events go there, too."""
     speed: float | None = 1.0
     """Virtual seconds per second of the wall; None never waits."""
     record: Path | None = None
@@ -104,6 +106,7 @@ class DaemonOptions(msgspec.Struct, kw_only=True):
                 str(self.with_bytes))
         require(self.lake is None or (self.record is not None and self.record.suffix != FILE_SUFFIX), "lake",
                 "given with --record DIR, a directory", str(self.record))
+        require(self.fleet is not None or not self.fleet_events, "fleet-events", "given with --fleet", True)
         require((self.tls_cert is None) == (self.tls_key is None), "tls-cert", "given together with tls-key",
                 self.tls_cert or self.tls_key)
         unix = self.listen.startswith("unix:") and self.metrics is None

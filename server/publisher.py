@@ -51,7 +51,7 @@ class FleetPublisher:
 
     def __init__(
         self, broker: BrokerAddress, service: LeaderService, watch: LintWatch, questions: Questions, *,
-        program: str, name: str, address: Callable[[], str],
+        program: str, name: str, address: Callable[[], str], keyframe: Callable[[], int | None] = lambda: None,
     ) -> None:
         need("nats", "nats", "nats-py", "--fleet")
         self._broker = broker
@@ -63,6 +63,7 @@ class FleetPublisher:
         self.name = name or self._host
         """The daemon's name in the fleet."""
         self._address = address
+        self._keyframe = keyframe
         self._trouble = ""
 
     async def run(self) -> None:
@@ -99,7 +100,8 @@ class FleetPublisher:
     def summary(self) -> PublishedSummary:
         """The summary as of now."""
         told = summary_of(self._service, self._watch, self._program, self.name)
-        return PublishedSummary(told, self._address(), self._host, LOOKED_S if self._watch.is_wanted else QUIET_S)
+        every_s = LOOKED_S if self._watch.is_wanted else QUIET_S
+        return PublishedSummary(told, self._address(), self._host, every_s, self._keyframe())
 
     async def _pause(self, broker: Broker, last: PublishedSummary) -> None:
         """Until the next summary is due: at once when the first digest is there that somebody has asked for."""

@@ -16,6 +16,7 @@ from kvbm_console.cli.params import Duration, format_option, resolve_target, tar
 
 if TYPE_CHECKING:
     from kvbm_console.client import Client
+    from kvbm_console.client.broker import BrokerAddress
     from kvbm_console.recording.options import RecorderStatus
     from kvbm_console.recording.output import Made
 
@@ -72,13 +73,18 @@ def dump(path: Path, last: int, target: str | None, form: str) -> None:
     """Write the events that a daemon still holds to a new file or directory; it need not have recorded.
 
     The file has facts and events only, so the state replays and decisions do not. A busy daemon may hold less than
-    --last asks for; the command prints the range that it wrote.
+    --last asks for; the command prints the range that it wrote. With --target nats://HOST:PORT/CLUSTER?daemon=NAME the
+    events come from a broker, also when the daemon is gone (serve --fleet-events).
     """
-    from kvbm_console.cli.ask import ask
+    from kvbm_console.cli.ask import ask, run
+    from kvbm_console.client.broker import SCHEMES, broker_address
     from kvbm_console.recording.output import require_new
 
     require_new(path)
-    made = ask(resolve_target(None, target), lambda client: _dump(client, path, last))
+    if target is not None and target.startswith(SCHEMES):
+        made = run(_dump_published(broker_address(target, "--target", daemon=True), path, last))
+    else:
+        made = ask(resolve_target(None, target), lambda client: _dump(client, path, last))
     print_made(form, made)
 
 
@@ -120,6 +126,38 @@ async def _dump(client: "Client", path: Path, last_ns: int) -> "Made":
     about = About(
         program=program_version(), incarnation=hello.incarnation, config=hello.leader_config or config_of(state),
         clock_anchor_ns=hello.clock_anchor_ns, labels={"target": hello.target, "made_by": "rec dump"},
+    )
+    return write_dump(path, about, state, batches, last_ns)
+
+
+async def _dump_published(address: "BrokerAddress", path: Path, last_ns: int) -> "Made":
+    from kvbm_console.cli.keep import config_of
+    from kvbm_console.cli.output import program_version
+    from kvbm_console.client.broker import Broker
+    from kvbm_console.client.event_stream import PublishedEvents
+    from kvbm_console.core.errors import ConnectionLost
+    from kvbm_console.core.events import Event
+    from kvbm_console.core.state import CacheState
+    from kvbm_console.recording.format import About
+    from kvbm_console.recording.output import write_dump
+    from kvbm_console.stream.feed import EventsArrived, GapSeen, SnapshotTaken
+
+    state: CacheState | None = None
+    batches: list[list[Event]] = []
+    async with Broker(address, "rec dump") as broker:
+        events = PublishedEvents(broker, address.daemon)
+        async for item in events.items():
+            if isinstance(item, SnapshotTaken):
+                state, batches = item.state, []
+            elif isinstance(item, EventsArrived):
+                batches.append(item.events)
+            elif isinstance(item, GapSeen):
+                state = None  # a newer snapshot follows
+    if state is None:
+        raise ConnectionLost(f"{address.shown} has no events of a daemon {address.daemon}")
+    about = About(
+        program=program_version(), incarnation=events.incarnation, config=config_of(state),
+        clock_anchor_ns=events.clock_anchor_ns, labels={"target": address.daemon, "made_by": "rec dump"},
     )
     return write_dump(path, about, state, batches, last_ns)
 

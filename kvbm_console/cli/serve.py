@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 @click.option("--fleet", "broker", metavar="nats://HOST:PORT",
               help="Publish a summary of this daemon at a NATS broker, for kvbm-console fleet nats://HOST:PORT. The "
                    "form is nats://[USER:PASSWORD@]HOST[:PORT][/CLUSTER][?creds=FILE].")
+@click.option("--fleet-events", is_flag=True,
+              help="With --fleet: publish the events there, too, for rec dump when the daemon is gone.")
 @click.option("--lake", type=click.Path(file_okay=False, path_type=Path), metavar="DIR",
               help="With --record DIR: add rows of the recording to this lake while it is written (kvbm-console lake).")
 @click.option("--listen", type=Listen(), metavar="ADDRESS",

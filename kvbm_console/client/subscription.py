@@ -30,67 +30,29 @@ StreamItem = SnapshotTaken | EventsArrived | BatchArrived | GapSeen | Heartbeat 
 """The items of a subscription."""
 
 
-class Subscription:
-    """The stream as an asynchronous iterator; a context manager that ends it.
+class StreamItems:
+    """Turns the messages of an event stream into items.
 
     ``position`` is the number of the next event (None before the first item), ``start`` where it began, ``received``
     and ``lost`` count. ``digest`` comes from the last heartbeat with a digest, with its position.
     While ``unread`` is set, batches are not decoded: they come as ``BatchArrived``.
     """
 
-    def __init__(self, channel: Any, target: str, request: pb.SubscribeRequest) -> None:
-        self.position: int | None = request.after_seq + 1 if request.HasField("after_seq") else None
-        self.start = self.position
+    def __init__(self, target: str, position: int | None = None) -> None:
+        self.position = self.start = position
         self.received = 0
         self.lost = 0
         self.digest: tuple[int, int] | None = None
         self.unread = False
         self._target = target
-        self._request = request
-        self._channel = channel
-        self._call: Any = None
         self._parts: list[bytes] = []
         self._begin: pb.SnapshotBegin | None = None
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.cancel()
-
-    def cancel(self) -> None:
-        """End the stream."""
-        if self._call is not None:
-            self._call.cancel()
-
-    def __aiter__(self) -> AsyncIterator[StreamItem]:
-        return self
-
-    async def __anext__(self) -> StreamItem:
-        """The next item. Raises ``StopAsyncIteration`` after ``Ended``, else ``ConnectionLost`` at the end."""
-        if self._call is None:
-            method = self._channel.unary_stream(method_path("Subscribe"), None, None)
-            self._call = method(self._request.SerializeToString())
-        while True:
-            with translating(self._target):
-                data = await self._call.read()
-            if data is END:
-                raise StopAsyncIteration
-            try:
-                reply = pb.SubscribeReply.FromString(data)
-            except DecodeError:
-                raise self._broken("a message that is not ours") from None
-            item = self._take(reply)
-            if item is not None:
-                return item
-
     def _broken(self, what: str) -> ConnectionLost:
-        self.cancel()
         return ConnectionLost(f"{self._target} sent {what}")
 
-    def _take(self, reply: pb.SubscribeReply) -> StreamItem | None:
+    def take(self, reply: pb.SubscribeReply) -> StreamItem | None:
+        """The item that a message completes. Raises ``ConnectionLost`` for one that does not follow the last."""
         kind = reply.WhichOneof("item")
         if kind == "batch":
             return self._batch(reply.batch)
@@ -154,3 +116,51 @@ class Subscription:
             not_recorded=recorder.not_recorded if recorder else 0, subscribers=beat.subscribers,
             warnings=tuple(beat.warnings),
         )
+
+
+class Subscription(StreamItems):
+    """The stream as an asynchronous iterator; a context manager that ends it."""
+
+    def __init__(self, channel: Any, target: str, request: pb.SubscribeRequest) -> None:
+        super().__init__(target, request.after_seq + 1 if request.HasField("after_seq") else None)
+        self._request = request
+        self._channel = channel
+        self._call: Any = None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.cancel()
+
+    def cancel(self) -> None:
+        """End the stream."""
+        if self._call is not None:
+            self._call.cancel()
+
+    def __aiter__(self) -> AsyncIterator[StreamItem]:
+        return self
+
+    async def __anext__(self) -> StreamItem:
+        """The next item. Raises ``StopAsyncIteration`` after ``Ended``, else ``ConnectionLost`` at the end."""
+        if self._call is None:
+            method = self._channel.unary_stream(method_path("Subscribe"), None, None)
+            self._call = method(self._request.SerializeToString())
+        while True:
+            with translating(self._target):
+                data = await self._call.read()
+            if data is END:
+                raise StopAsyncIteration
+            try:
+                reply = pb.SubscribeReply.FromString(data)
+            except DecodeError:
+                raise self._broken("a message that is not ours") from None
+            item = self.take(reply)
+            if item is not None:
+                return item
+
+    def _broken(self, what: str) -> ConnectionLost:
+        self.cancel()
+        return super()._broken(what)

@@ -32,6 +32,8 @@ class NatsServer:
         self.place = place
         self.config = config
         self.port = -1
+        self.room = "8GB"
+        """Disk that streams may reserve."""
         self._reader: threading.Thread | None = None
         self._child: subprocess.Popen[str] | None = None
 
@@ -46,7 +48,7 @@ class NatsServer:
         file = self.place / "nats.conf"
         file.write_text(f"""
             listen: "{self.address}"
-            jetstream: {{ store_dir: "{self.place / messages}", max_memory_store: 64MB, max_file_store: 1GB }}
+            jetstream: {{ store_dir: "{self.place / messages}", max_memory_store: 64MB, max_file_store: {self.room} }}
             {self.config}
         """)
         self._child = subprocess.Popen([self.program, "-c", str(file)], stderr=subprocess.PIPE, text=True)

@@ -25,9 +25,11 @@ from kvbm_console.client import broker as brokers
 from kvbm_console.client import brokered
 from kvbm_console.client.broker import Broker, BrokerAddress, PublishedSummary, broker_address, named
 from kvbm_console.client.brokered import BrokeredFleet
+from kvbm_console.client.event_stream import PublishedEvents
 from kvbm_console.client.fleet import Fleet
 from kvbm_console.core.errors import ConnectionLost, Refused, UsageError
 from kvbm_console.core.ids import Tier
+from kvbm_console.stream.feed import SnapshotTaken
 from server import publisher
 from server.daemon import Daemon
 from tests.server.brokers import nats_server
@@ -187,8 +189,9 @@ async def test_rights_are_per_daemon_and_a_view_only_reads(tmp_path: Path) -> No
     with nats_server(tmp_path, rights()) as server:
         async with Broker(at(server, "maker:1"), "maker") as raw:
             await brokers.keep_summaries(raw)
+            await brokers.keep_events(raw)
         async with (
-            member(at(server, "prod-1:1", "blue"), "prod-1", None) as one,
+            member(at(server, "prod-1:1", "blue"), "prod-1", None, fleet_events=True) as one,
             member(at(server, "prod-1:1", "blue"), "two", None) as two,
             member(at(server, "prod-1:2"), "three", None) as three,
         ):
@@ -200,9 +203,13 @@ async def test_rights_are_per_daemon_and_a_view_only_reads(tmp_path: Path) -> No
                 assert "prod-1" in await fleet.find([1])
                 assert not one.service.parts.warnings()
             async with Broker(at(server, "eye:1", "blue"), "eye") as raw:
+                events = PublishedEvents(raw, "prod-1")
+                assert [type(item) async for item in events.items()][:1] == [SnapshotTaken]
+            async with Broker(at(server, "eye:1", "blue"), "eye") as raw:
                 for what in (
                     raw.jetstream.publish("kvbm.v1.blue.prod-1.sum", b""), raw.jetstream.purge_stream("KVBM_SUM"),
-                    raw.jetstream.delete_stream("KVBM_SUM"),
+                    raw.jetstream.delete_stream("KVBM_SUM"), raw.jetstream.purge_stream("KVBM_EV"),
+                    raw.jetstream.publish("kvbm.v1.blue.prod-1.ev", b""), raw.jetstream.delete_stream("KVBM_EV"),
                 ):
                     with pytest.raises(Refused, match="gives no right to do it"), raw.asking("do it"):
                         await what

@@ -27,6 +27,8 @@ UNUSED = {
     "server.lints": "only with serve --metrics",
     "server.movers": "os for the process of an engine that moves its bytes: no simulated engine does",
     "server.publisher": "only with serve --fleet",
+    "server.event_publisher": "only with serve --fleet-events",
+    "server.lake": "only with serve --lake",
     "server.taps": "the socket for taps: only beside a Unix socket, and the simulated network has none",
     "server.options": "the socket: Endpoint is replaced as a whole",
     "server.daemon": "os for the environment, signal for signals: only with handle_signals",

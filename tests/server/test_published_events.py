@@ -1,0 +1,181 @@
+"""The event stream at a real NATS broker that is killed, frozen and restarted empty.
+
+Law of this file: what a reader got and what it was told as lost are all that was published, and its facts are exact.
+"""
+
+import asyncio
+import random
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from kvbm_console.cli.main import cli
+from kvbm_console.client import broker as brokers
+from kvbm_console.client.broker import EVENTS, Broker, BrokerAddress, broker_address, keep_events
+from kvbm_console.client.event_stream import PublishedEvents
+from kvbm_console.core.errors import Refused, UsageError
+from kvbm_console.core.snapshots import digest
+from kvbm_console.recording.reader import Recording
+from kvbm_console.stream.ring import Ring
+from server import event_publisher
+from server.daemon import Daemon
+from tests.server.brokers import NatsServer, nats_server
+from tests.server.daemons import Mirror, daemon_at, published
+
+LOAD = "multiturn:requests={},sessions=6,system=64,turns=3"
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Short waits, small messages, and a snapshot every few hundred events."""
+    monkeypatch.setattr(event_publisher, "RETRY_S", (0.01, 0.02))
+    monkeypatch.setattr(event_publisher, "GATHER_S", 0.005)
+    monkeypatch.setattr(event_publisher, "MESSAGE_BYTES", 4_096)
+    monkeypatch.setattr(event_publisher, "KEYFRAME_EVENTS", 900)
+    monkeypatch.setattr(event_publisher, "FINISH_S", 10.0)
+    monkeypatch.setattr(brokers, "ANSWER_S", 0.3)
+    monkeypatch.setattr(brokers, "CLOSE_S", 0.1)
+
+
+def at(server: NatsServer) -> BrokerAddress:
+    return broker_address(f"nats://{server.address}", "fleet")
+
+
+def events_of(daemon: Daemon) -> event_publisher.EventPublisher:
+    assert daemon.events is not None
+    return daemon.events
+
+
+async def read(address: BrokerAddress, start: int | None = None, name: str = "one") -> tuple[PublishedEvents, Mirror]:
+    """Read to the present end of the stream."""
+    mirror = Mirror()
+    async with Broker(address, "test") as broker:
+        events = PublishedEvents(broker, name, start)
+        async for item in events.items():
+            mirror.take(item)
+    return events, mirror
+
+
+def is_exact(daemon: Daemon, events: PublishedEvents, mirror: Mirror) -> None:
+    """The reader has, or was told as lost, every event, and has the daemon's facts."""
+    state = daemon.service.state
+    assert events.ended is not None
+    assert events.ended.last_seq == state.seq - 1
+    assert events.received + events.lost == state.seq - (events.start or 0)
+    assert mirror.digest == digest(state)
+
+
+@pytest.mark.asyncio
+@pytest.mark.fault
+@pytest.mark.parametrize(("kills", "requests"), [(3, 60), pytest.param(20, 400, marks=pytest.mark.slow)])
+async def test_events_are_exact_through_a_broker_that_is_killed(tmp_path: Path, kills: int, requests: int) -> None:
+    chance = random.Random(7)
+    with nats_server(tmp_path) as server:
+        address = at(server)
+        async with daemon_at(LOAD.format(requests), target="one", fleet=address, fleet_events=True,
+                             speed=20.0) as daemon:
+            for _ in range(kills):
+                seq = daemon.service.state.seq
+                await published(daemon, lambda seq=seq: daemon.service.state.seq > seq)  # type: ignore[misc]
+                await asyncio.sleep(chance.uniform(0, 0.2))
+                server.kill()
+                await asyncio.sleep(chance.uniform(0, 0.1))
+                server.start()
+            await published(daemon, lambda: sum(daemon.service.state.totals.finished) == requests)
+        events, mirror = await read(address)
+        is_exact(daemon, events, mirror)
+        assert (events.start, events.lost) == (0, 0), "the ring held all that the broker missed"
+        keyframe = events_of(daemon).keyframe
+        assert keyframe is not None
+        later, facts = await read(address, keyframe)
+        is_exact(daemon, later, facts)
+        assert later.received < events.received, "who comes in the middle reads less"
+
+
+@pytest.mark.asyncio
+@pytest.mark.fault
+async def test_a_frozen_broker_costs_stated_events_and_the_daemon_nothing(tmp_path: Path) -> None:
+    with nats_server(tmp_path) as server:
+        address = at(server)
+        async with daemon_at(LOAD.format(60), target="one", fleet=address, fleet_events=True, speed=None,
+                             ring=Ring(events_max=512)) as daemon:
+            await published(daemon, lambda: daemon.service.state.seq > 100)
+            server.send(signal.SIGSTOP)
+            await published(daemon, lambda: sum(daemon.service.state.totals.finished) == 60)
+            server.send(signal.SIGCONT)
+        events, mirror = await read(address)
+        is_exact(daemon, events, mirror)
+        assert events.lost > 0
+        assert mirror.gaps
+
+
+@pytest.mark.asyncio
+@pytest.mark.fault
+async def test_a_broker_that_forgot_everything_gets_a_snapshot(tmp_path: Path) -> None:
+    with nats_server(tmp_path) as server:
+        address = at(server)
+        async with daemon_at(LOAD.format(60), target="one", fleet=address, fleet_events=True, speed=20.0) as daemon:
+            while events_of(daemon).keyframe is None:
+                await daemon.service.changed.wait()
+            server.kill()
+            server.start("empty")
+            await published(daemon, lambda: sum(daemon.service.state.totals.finished) == 60)
+        events, mirror = await read(address)
+        is_exact(daemon, events, mirror)
+        assert (events.start or 0) > 0
+
+
+@pytest.mark.asyncio
+async def test_a_run_is_never_joined_to_another_and_becomes_a_recording(tmp_path: Path) -> None:
+    with nats_server(tmp_path / "broker") as server:
+        address = at(server)
+        runs = []
+        for requests in (20, 10):
+            async with daemon_at(LOAD.format(requests), target="one", fleet=address, fleet_events=True,
+                                 speed=None) as daemon:
+                await published(daemon, lambda: sum(daemon.service.state.totals.finished) == requests)  # noqa: B023
+            runs.append(daemon)
+        async with Broker(address, "test") as raw:  # what the window of duplicates let through is dropped by number
+            message = await raw.jetstream.get_last_msg(EVENTS, address.subject("one", "ev"))
+            await raw.jetstream.publish(address.subject("one", "ev"), message.data)
+        events, mirror = await read(address)
+        is_exact(runs[1], events, mirror)
+        assert events.incarnation == runs[1].service.incarnation
+        out = tmp_path / "gone.mcap"
+
+        def dump(daemon: str) -> Any:
+            target = f"nats://{server.address}?daemon={daemon}"
+            return CliRunner().invoke(cli, ["rec", "dump", str(out), "--last", "24h", "--target", target])
+
+        done = await asyncio.to_thread(dump, "one")
+        assert done.exit_code == 0, done.output
+        recording = Recording.open(out)
+        assert recording.incarnation == events.incarnation
+        assert digest(recording.state_at(recording.last_seq)) == digest(runs[1].service.state)
+        out.unlink()
+        done = await asyncio.to_thread(dump, "two")
+        assert (done.exit_code, len(done.stderr.splitlines())) == (3, 1), done.output
+        assert "has no events of a daemon two" in done.stderr
+
+
+@pytest.mark.asyncio
+async def test_a_broker_without_room_is_one_sentence(tmp_path: Path) -> None:
+    with nats_server(tmp_path) as server:
+        server.kill()
+        server.room = "1GB"
+        server.start("small")
+        async with Broker(at(server), "test") as broker:
+            with pytest.raises(Refused, match=r"refuses to make the stream KVBM_EV \(insufficient storage"):
+                await keep_events(broker)
+
+
+def test_the_flag_and_the_address_of_a_daemon_have_one_sentence_each() -> None:
+    with pytest.raises(UsageError, match=r"must be nats://.*, and daemon=NAME behind \? or &, got 'nats://h/blue'"):
+        broker_address("nats://h/blue", "--target", daemon=True)
+    assert broker_address("nats://h/blue?creds=x&daemon=a.b", "--target", daemon=True).daemon == "a.b"
+    done = CliRunner().invoke(cli, ["serve", "--fleet-events"], prog_name="kvbm-console")
+    assert (done.exit_code, len(done.stderr.splitlines())) == (2, 1)
+    assert "fleet-events must be given with --fleet" in done.stderr

@@ -5,7 +5,9 @@ The server, its engine process, its scheduler, its connector and the tiers are r
 """
 
 import json
+import os
 import re
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +65,7 @@ def test_the_documented_tap_around_a_tier_serves(tmp_path: Path) -> None:
     assert len(stored) * PAGE == written > 0
 
 
-def test_the_documented_slot_tier_is_found_again_by_the_next_server(tmp_path: Path) -> None:
+def test_the_documented_slot_tier_of_a_killed_server_is_found_again_by_the_next(tmp_path: Path) -> None:
     model = make_model(tmp_path / "m")
     found = []
     for name in ("first", "second"):
@@ -73,6 +75,8 @@ def test_the_documented_slot_tier_is_found_again_by_the_next_server(tmp_path: Pa
             url = f"http://127.0.0.1:{ports[0]}"
             found.append(cached(url, name))
             metrics(url)
+            if name == "first":
+                os.killpg(server.child.pid, signal.SIGKILL)
         (line,) = [line for line in server.lines if "blocks were found" in line]
         blocks = re.search(r"has (\d+) slots of (\d+) bytes, (\d+) blocks were found", line)
         assert blocks is not None

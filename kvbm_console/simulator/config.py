@@ -18,7 +18,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_batch_tokens: int = 8_192
     """Most tokens of one iteration: at the default step model it then takes about 70 ms."""
     max_running: int = 256
-    """Most requests that own device blocks at once."""
+    """Most sequences that run at once. A request that loads is not one of them, and owns device blocks, too."""
     max_waiting: int = 100_000
     """Most requests that wait; a later arrival is dropped and counted, so that an overload stays bounded."""
     step_base_ns: int = 4_000_000

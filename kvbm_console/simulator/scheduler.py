@@ -7,15 +7,16 @@ change in the order of the changes, admissions and preemptions by calls of their
 Scheduling is vLLM's. Running requests come first, in the order of their admission. A decoding request gets a token, a
 prefilling request as many prompt tokens as the budget leaves. Without free blocks, the request admitted last is
 preempted and computes everything again through a new lookup. Only an iteration without a preemption admits waiting
-requests. Two differences:
+requests. A request whose load has ended goes before them, and no request passes it while it finds no seat or no
+blocks. A request that loads has no seat. Two differences:
 
 * A request whose load has ended owns idle blocks until it goes on, so the budget first keeps its tokens free. Running
   requests that then find no budget are left out of this iteration.
 * Copies may still read blocks of ended requests, which come back by themselves. Meanwhile a
   running request without a block is left out for a moment (``patience_ns``) instead of preempting another.
 
-A request of n sequences has n seats from its admission on, and is admitted only when the partial blocks of its clones
-fit, too. It is cloned when it is scheduled for the first time after its prompt was computed. From then on each sequence
+A request of n sequences has n seats while it runs, and is admitted only when the partial blocks of its clones fit,
+too. It is cloned when it is scheduled for the first time after its prompt was computed. From then on each sequence
 is preempted and ends alone. With one token to generate it ends before that, and no clone is opened.
 """
 
@@ -57,7 +58,7 @@ class Scheduler:
         self.sampled = 0
         """Tokens that the sequences of a request have when it is cloned, and that the engine has not counted."""
         self._due = 0
-        """Clones that admitted requests will have: their seats are kept."""
+        """Clones that running requests will have: their seats are kept."""
         self._refused: Work | None = None
         """The request that found no room in the last iteration; requests behind it were not asked for."""
         self._steady = 0
@@ -171,8 +172,6 @@ class Scheduler:
             self.loaded.remove(work)
         else:
             self.waiting.remove(work)
-            return work  # its seats for clones are counted from its admission on
-        self._due -= work.due
         return work
 
     def announce(self, plan: Plan, iteration: int) -> None:
@@ -181,17 +180,29 @@ class Scheduler:
         self.port.scheduled(plan, iteration, len(self.running), waiting)
 
     def _kept_for_loaded(self) -> int:
-        """Tokens of the budget that running requests leave to loaded requests that have room to go on."""
+        """Tokens of the budget that running requests leave to loaded requests that have a seat and room to go on."""
         standing = self.port.standing
         budget, free = self.config.max_batch_tokens, self.pool.free_blocks
+        seats = self.config.max_running - self._seats_taken()
         for work in self.loaded:
             if budget and work.name not in standing:
+                seats -= 1 + work.due
+                if seats < 0:
+                    break
                 count = min(work.left, budget)
                 free -= max(0, self._blocks(work.computed + count) - len(work.blocks))
                 if free < 0:
                     break
                 budget -= count
         return self.config.max_batch_tokens - budget
+
+    def _seats_taken(self) -> int:
+        """Seats of running requests and of their clones to come. A request that loads has none."""
+        return len(self.running) + self._due
+
+    def _run(self, work: Work) -> None:
+        self.running.append(work)
+        self._due += work.due
 
     def _blocks(self, tokens: int) -> int:
         """Blocks that hold this many tokens."""
@@ -335,13 +346,16 @@ class Scheduler:
             plan.positions.append(work.computed + count)
 
     def _schedule_loaded(self, plan: Plan, budget: int) -> int:
-        """Requests whose load has ended, in the order in which it did."""
+        """Requests whose load has ended, in the order of their admission. The budget that is left for others: none if
+        the next of them finds no seat or no blocks, because nobody passes it."""
         standing = self.port.standing
         for work in list(self.loaded):
             if budget <= 0:
                 break
             if work.name in standing or work not in self.loaded:
                 continue
+            if self._seats_taken() + work.due >= self.config.max_running:
+                return 0
             count = min(work.left, budget)
             need = max(0, self._blocks(work.computed + count) - len(work.blocks))
             ids = self.pool.allocate(need)
@@ -353,12 +367,12 @@ class Scheduler:
                     break
                 ids = self.pool.allocate(need)
             if ids is None:
-                break
+                return 0
             if ids:
                 work.blocks += ids
                 self.port.appended(work, ids)
             self.loaded.remove(work)
-            self.running.append(work)
+            self._run(work)
             self._schedule(plan, work, count)
             budget -= count
         return budget
@@ -370,8 +384,7 @@ class Scheduler:
         at = lookups = 0
         while at < len(self.waiting) and budget > 0 and lookups < LOOKUPS_MAX:
             work = self.waiting[at]
-            seats = len(self.running) + len(self.loaded) + len(self.loading) + self._due
-            if seats + work.due >= self.config.max_running:
+            if self._seats_taken() + sum(1 + other.due for other in self.loaded) + work.due >= self.config.max_running:
                 break
             prefix = self.pool.match(work.hashes, (work.total - 1) // self.block_tokens)
             found = self._look_up(work, len(prefix) * self.block_tokens)
@@ -394,13 +407,12 @@ class Scheduler:
             work.blocks = prefix + ids
             work.stored = len(prefix)
             work.computed = computed
-            self._due += work.due
             if found.tokens:
                 work.loading_from = len(prefix)
                 self.loading[work.name] = work
             self.port.admitted(work, len(prefix), found.tokens)
             if not found.tokens:
-                self.running.append(work)
+                self._run(work)
                 self._schedule(plan, work, count)
                 budget -= count
         return budget
@@ -456,13 +468,16 @@ class Scheduler:
     # --- taking blocks back ---
 
     def _preempt(self, plan: Plan, victim: Work) -> None:
-        (self.loaded if victim in self.loaded else self.running).remove(victim)
+        if victim in self.loaded:
+            self.loaded.remove(victim)
+        else:
+            self.running.remove(victim)
+            self._due -= victim.due
         self.withhold(victim.name, victim.blocks)
         kept = set(self.port.preempted(victim))
         self.give_back(victim.name, [block for block in victim.blocks if block not in kept])
         if victim.prefilled:
             victim.total = victim.computed + 1
-        self._due -= victim.due
         victim.blocks = []
         victim.computed = victim.stored = 0
         victim.announced = victim.prefilled = victim.decoding = victim.skipped = False

@@ -33,7 +33,7 @@ def may_be_wide(scheduler: Scheduler, plan: Plan) -> bool:
     if plan.decoding != running or plan.prefill_tokens or plan.preempted or plan.skipped or scheduler.loaded:
         return False
     config = scheduler.config
-    full = running + len(scheduler.loading) >= config.max_running or running >= config.max_batch_tokens
+    full = running >= config.max_running or running >= config.max_batch_tokens
     return full or not scheduler.waiting
 
 

@@ -202,6 +202,34 @@ def test_an_asynchronous_load_is_waited_for(delay_ns: int) -> None:
     assert port.of(st.IterationFinished)[0].counts == (1,), "loaded blocks are not filled again"
 
 
+def test_a_request_that_loads_has_no_seat_and_needs_one_to_go_on() -> None:
+    """Of two requests and one seat, the second computes during the load of the first, which then waits for its end."""
+    engine, port, workload = machine([request("a", 12, 1), request("b", 8, 9, family=1)], max_running=1)
+    port.found["a"], port.delay_ns = 8, 10_000_000
+    engine.run()
+    took_part = [s.new for s in iterations(port) if s.new]
+    assert took_part == [("b",), ("a",)]
+    load_ends = next(s for s in port.of(st.BlocksAllocated) if s.external_tokens).at_ns + 10_000_000
+    ended = dict(workload.ended)
+    assert load_ends < ended["b"] < ended["a"]
+    assert all(s.running <= 1 for s in iterations(port))
+
+
+def test_nobody_passes_a_request_whose_load_has_ended() -> None:
+    """The running request takes the blocks that it needs, and a small request that comes then waits behind it."""
+    requests = [
+        request("a", 16, 20), request("b", 24, 1, family=1, at_ns=1_000),
+        request("c", 4, 1, family=2, at_ns=50_000_000),
+    ]
+    engine, port, workload = machine(requests, g1_blocks=12)
+    port.found["b"], port.delay_ns = 12, 40_000_000
+    engine.run(50_000_000)
+    assert [work.name for work in engine.scheduler.loaded] == ["b"]
+    assert engine.scheduler.pool.free_blocks == 2
+    engine.run()
+    assert [name for name, _ in workload.ended] == ["a", "b", "c"]
+
+
 def test_a_failed_load_is_computed_from_where_the_leader_says() -> None:
     engine, port, _ = machine([request("a", 14, 1)])
     port.found["a"], port.loaded["a"] = 12, 4
@@ -294,6 +322,7 @@ def test_every_request_ends_and_every_token_has_a_place(
         assert not engine.only_held
         engine.run(engine.calendar.next_ns)
         assert engine.scheduler.pool.audit(holders(engine)) == []
+        assert len(engine.scheduler.running) <= running
     assert sorted(name for name, _ in workload.ended) == sorted(made.request for made in requests)
     times = [s.at_ns for s in port.log]
     assert times == sorted(times)

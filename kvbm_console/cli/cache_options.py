@@ -33,6 +33,7 @@ from kvbm_console.planning.options import (
     check_latency,
     parse_size,
 )
+from kvbm_console.planning.profile import MachineProfile, read_profile
 from kvbm_console.simulator.config import EngineConfig
 from kvbm_console.simulator.link_settings import LinkSetting, links_text, read_links
 
@@ -114,19 +115,25 @@ class LinkParam(click.ParamType):  # type: ignore[type-arg]
             self.fail(str(error), param, ctx)
 
 
-class LinksFile(click.Path):
-    """A file of ``bench links``: its settings."""
+class MachineFile(click.Path):
+    """A file of ``bench links`` or of ``calibrate``: what ``read`` makes of it."""
+
+    def __init__(self, read: Callable[[Path], Any]) -> None:
+        super().__init__()
+        self._read = read
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """The settings; refuses a file that has none."""
         try:
-            return value if isinstance(value, tuple) else read_links(Path(value))
+            return self._read(Path(value)) if isinstance(value, str | Path) else value
         except UsageError as error:
             self.fail(str(error), param, ctx)
 
 
 link_options = options(
-    click.option("--links", type=LinksFile(), metavar="FILE",
+    click.option("--profile", type=MachineFile(read_profile), metavar="FILE",
+                 help="Step times and links as calibrate --out has found them; other flags win."),
+    click.option("--links", type=MachineFile(read_links), metavar="FILE",
                  help="Links as bench links has measured them, in place of those of --link's default."),
     click.option("--link", multiple=True, type=LinkParam(), metavar="NAME=RATE[,TIME]",
                  help="A link, for example disk-read=3GB/s or G3>G1=1GB/s,50us; again for others.  "
@@ -210,6 +217,9 @@ def cache_settings(flags: Mapping[str, Any]) -> dict[str, Any]:
     rule = {name: settings.pop(name) for name in POLICY_FLAGS if name in settings}
     if rule:
         settings["policy"] = policy_config(rule.pop("policy", None), rule.pop("preset", None), **rule)
+    profile: MachineProfile | None = settings.pop("profile", None)
+    if profile is not None:
+        settings = {**profile.settings(), **settings, "links": (*profile.links, *settings.get("links", ()))}
     settings |= _links(settings)
     if "kv_geometry" in settings:
         settings["kv_geometry"] = Geometry.parse(settings["kv_geometry"])
@@ -278,8 +288,8 @@ ENGINE_FLAGS: Final[tuple[str, ...]] = (
 """The parameters that ``engine_options`` adds to a command."""
 CACHE_FLAGS: Final[tuple[str, ...]] = (
     "total_kv_blocks", "block_size", "kv_cpu_blocks", "kv_disk_blocks", *SIZES, "kv_geometry",
-    "kv_offload_threshold", "kv_offload_prompt_only", "kv_offload_link_busy", "offload_preset", "links", "link",
-    "compat", "kv_transfer_bandwidth", "kv_transfer_base_latency", "transfers", *POLICY_FLAGS, "prefetch",
+    "kv_offload_threshold", "kv_offload_prompt_only", "kv_offload_link_busy", "offload_preset", "profile", "links",
+    "link", "compat", "kv_transfer_bandwidth", "kv_transfer_base_latency", "transfers", *POLICY_FLAGS, "prefetch",
     "prefetch_stop", "prefetch_timeout_s", "thrash_window", *ENGINE_FLAGS,
 )
 """The parameters that ``cache_options`` adds to a command."""

@@ -1,6 +1,6 @@
 """``kvbm-console calibrate``: the step model of a real engine, from a recording or a table of it.
 
-Law of this file: a file is never overwritten, and ``simulate`` takes the file of ``--out`` as its configuration.
+Law of this file: a file is never overwritten, and ``--profile`` of ``simulate`` takes the file of ``--out``.
 """
 
 from pathlib import Path
@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Final
 import click
 import msgspec
 
-from kvbm_console.cli.output import number, print_result
+from kvbm_console.cli.compare import draw_residuals, require_plot
+from kvbm_console.cli.output import number, print_result, warn
 from kvbm_console.cli.params import format_option
 from kvbm_console.core.errors import UsageError
 from kvbm_console.simulator.link_settings import LinkSetting
@@ -18,8 +19,6 @@ if TYPE_CHECKING:
     from kvbm_console.planning.calibrate import Calibration, Compared
     from kvbm_console.planning.fitting import Errors
 
-SECTIONS: Final = ("simulate", "compare", "plan", "serve", "demo")
-"""Commands that take the fitted flags."""
 TABLE_TOKENS: Final = 8_192
 TABLE_REQUESTS: Final = 256
 """Limits of an iteration that the simulated engine shares."""
@@ -34,10 +33,14 @@ TABLE_REQUESTS: Final = 256
               help="Most requests that the engine ran at once.  [default: the most that a recording has, "
                    f"{TABLE_REQUESTS} for a table]")
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
-              help="Write the times as a configuration file, for KVBM_CONSOLE_CONFIG; the file must not exist.")
+              help="Write times and links with their range, for --profile of simulate, compare, plan, serve and demo; "
+                   "the file must not exist.")
+@click.option("--plot", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
+              help="Draw how far each measurement is from its fit, as .svg or .png; needs the extra 'plot'.")
 @format_option("text", "json")
 def calibrate(
-    path: Path, max_num_batched_tokens: int | None, max_num_seqs: int | None, out: Path | None, form: str
+    path: Path, max_num_batched_tokens: int | None, max_num_seqs: int | None, out: Path | None, plot: Path | None,
+    form: str,
 ) -> None:
     """Fit --step-base, --step-prefill-token and --step-decode-request to measurements of an engine.
 
@@ -46,8 +49,7 @@ def calibrate(
     first_token_ns, finished_ns, prompt_tokens, output_tokens and, where the engine has a prefix cache, cached_tokens;
     simulate --requests-out writes such a table. Times may be in _us, _ms or _s instead of _ns.
 
-    Of a recording with copies it also fits the links, with the time in the queue and on the wire apart; --out writes
-    them as --link.
+    Of a recording with copies it also fits the links, with the time in the queue and on the wire apart.
 
     It prints the flags, and how far the step model is off with them. The requests are served again by the simulated
     engine: errors of first tokens and of time per token are those of that run. That engine has the device of the
@@ -55,21 +57,32 @@ def calibrate(
     gaps or with requests of several sequences is not served again.
     """
     from kvbm_console.planning.calibrate import calibrate as fit
-    from kvbm_console.planning.copies import links_in
+    from kvbm_console.planning.calibrate import residuals
+    from kvbm_console.planning.copies import copies_in, fit_links
     from kvbm_console.planning.measured import read_measured
     from kvbm_console.recording.reader import Recording
     from kvbm_console.simulator.config import EngineConfig
 
     if out is not None and out.exists():
         raise UsageError(f"--out must name a new file, got {str(out)!r}, which exists")
+    if plot is not None:
+        require_plot(plot)
     measured = read_measured(path, max_num_batched_tokens or TABLE_TOKENS)
     limits = EngineConfig(
         g1_blocks=1, max_batch_tokens=max_num_batched_tokens or measured.tokens_most or TABLE_TOKENS,
         max_running=max_num_seqs or measured.running_most or TABLE_REQUESTS,
     )
     found = fit(str(path), measured, limits)
-    if measured.kind == "recording":
-        found = msgspec.structs.replace(found, links=links_in(Recording.open(path)))
+    copies = copies_in(Recording.open(path)) if measured.kind == "recording" else []
+    found = msgspec.structs.replace(found, links=fit_links(copies))
+    if plot is not None:
+        shown = {"steps": residuals(found, measured)}
+        for link in found.links:
+            shown[f"{link.link}, {link.route}"] = [
+                link.residual(copy) for copy in copies if copy.route.label == link.route
+            ]
+        draw_residuals(plot, found.source, shown)
+        warn(f"drawn into {plot}")
     if out is not None:
         try:
             out.write_text(_file(found), encoding="utf-8")
@@ -129,11 +142,15 @@ def _off(errors: "Errors | Compared") -> str:
 
 
 def _file(found: "Calibration") -> str:
-    keys = [part.removeprefix("--") for part in found.flags.split()]
-    lines = [f'{name} = "{time}"' for name, time in zip(keys[::2], keys[1::2], strict=True)]
-    if found.links:
-        best = {link.link: link for link in sorted(found.links, key=lambda link: link.copies)}
-        settings = (LinkSetting(name, link.bytes_per_s, link.latency_ns).text for name, link in best.items())
-        lines.append(f"link = {msgspec.json.encode(list(settings)).decode()}")
-    head = f"# The step model that kvbm-console calibrate found in {found.source}."
-    return "\n\n".join([head, *("\n".join([f"[{section}]", *lines]) for section in SECTIONS)]) + "\n"
+    from kvbm_console.planning.profile import StepProfile, profile_text
+
+    step = StepProfile(
+        found.step_base_ns, found.step_prefill_token_ns, found.step_decode_request_ns, found.prefill_tokens_max,
+        found.decode_requests_max,
+    )
+    best = {link.link: link for link in sorted(found.links, key=lambda link: link.copies)}
+    return profile_text(found.source, step, {
+        LinkSetting(name, link.bytes_per_s, link.latency_ns): {
+            "error": round(link.errors.median, 3), "bytes_min": link.bytes_min, "bytes_max": link.bytes_max,
+        } for name, link in best.items()
+    })

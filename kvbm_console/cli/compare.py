@@ -9,6 +9,7 @@ import importlib.util
 import io
 import time
 from collections.abc import Iterable
+from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -372,6 +373,22 @@ def draw_curve(
     _save(path, figure, axes, title, ends, [y for _, y in shown])
 
 
+def draw_residuals(path: Path, title: str, shown: dict[str, list[tuple[float, float]]]) -> None:
+    """How far measurements are from their fit: for each name the fitted times in milliseconds and the errors in
+    percent."""
+    figure, axes = _figure()
+    for colour, (name, points) in zip(cycle(COLOURS), shown.items(), strict=False):
+        axes.plot([x for x, _ in points], [y for _, y in points], linestyle="", marker=".", color=colour, label=name)
+    axes.axhline(0.0, color="black", linewidth=1)
+    axes.set_xscale("log")
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.xaxis.set_minor_formatter("{x:g}")
+    axes.set_xlabel("time by the fit, ms")
+    axes.set_ylabel("measured time is longer by, %")
+    axes.legend(frameon=False)
+    _write(path, figure, axes, title)
+
+
 def _gib(blocks: int, block_bytes: int) -> float:
     return blocks * block_bytes / 2**30
 
@@ -411,6 +428,10 @@ def _save(
             annotation_clip=False, arrowprops={"arrowstyle": "-", "color": colour, "alpha": 0.35, "shrinkB": 6})
     axes.set_xlabel("memory for K/V, GiB")
     axes.set_ylabel("prompt blocks found, %")
+    _write(path, figure, axes, title)
+
+
+def _write(path: Path, figure: Any, axes: Any, title: str) -> None:
     axes.set_title(title, loc="left", fontweight="bold")
     axes.grid(visible=True, alpha=0.25)
     axes.spines.top.set_visible(False)

@@ -191,8 +191,8 @@ def _check_together(command: str, values: dict[str, Any]) -> None:
     from kvbm_console.cli.cache_options import CACHE_FLAGS, cache_settings, sized
     from kvbm_console.planning.options import SimulateOptions
 
-    lists = {"total_kv_blocks", "kv_cpu_blocks"} if command == "compare" else set()  # checked by the flag itself
-    flags = {name: values[name] for name in CACHE_FLAGS if name in values and name not in lists}
+    by_flag = {"profile", "links"} | ({"total_kv_blocks", "kv_cpu_blocks"} if command == "compare" else set())
+    flags = {name: values[name] for name in CACHE_FLAGS if name in values and name not in by_flag}
     if flags.get("policy") == "belady":
         del flags["policy"]  # for --cache-only, which knows the future
     others = ("limit", "instances", "hosts", "cleanup", "stats_every", "seed")

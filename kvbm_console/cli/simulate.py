@@ -36,6 +36,7 @@ from kvbm_console.planning.vectors import check_vectors, read_vectors
 if TYPE_CHECKING:
     from kvbm_console.bytes.ranks import BytesReport
     from kvbm_console.planning.meter import StatsLine
+    from kvbm_console.planning.profile import MachineProfile
 
 SLO_NS_MAX: Final = 86_400 * SECOND_NS
 """A day: no answer is waited for longer."""
@@ -78,6 +79,7 @@ def simulate(
     future = flags["policy"] == "belady"
     if future:
         flags["policy"] = None
+    profile: MachineProfile | None = flags["profile"]
     said = cache_settings({name: flags.pop(name) for name in CACHE_FLAGS})
     options = SimulateOptions(trace=trace or "", check=checked, **sized(said, total_kv_blocks=1), **flags)
     if vectors is not None:
@@ -97,7 +99,7 @@ def simulate(
     if cache_only:
         _only_with_engine(options, requests_out)
         return _cache_only(options, "belady" if future else options.policy.policy, form, head)
-    return _with_engine(options, form, head, requests_out)
+    return _with_engine(options, form, head, requests_out, profile)
 
 
 def _only_with_engine(options: SimulateOptions, requests_out: Path | None) -> None:
@@ -109,7 +111,9 @@ def _only_with_engine(options: SimulateOptions, requests_out: Path | None) -> No
             raise UsageError(f"{flag} needs an engine, which has a clock: --cache-only has none, got both")
 
 
-def _with_engine(options: SimulateOptions, form: str, head: list[str], requests_out: Path | None) -> int:
+def _with_engine(
+    options: SimulateOptions, form: str, head: list[str], requests_out: Path | None, profile: "MachineProfile | None"
+) -> int:
     from kvbm_console.planning.report import text_of, writer
     from kvbm_console.planning.run import open_trace
     from kvbm_console.planning.run import simulate as run_simulation
@@ -130,6 +134,8 @@ def _with_engine(options: SimulateOptions, form: str, head: list[str], requests_
     document = run.document
     print_result(form, document, lambda: [*head, *text_of(document).split("\n")])
     _took(time.perf_counter() - started, document["requests_arrived"])
+    for sentence in [] if profile is None else profile.beyond(run.prefill_tokens_most, run.decode_requests_most):
+        warn(sentence)
     return 0 if run.carried is None else _tell_bytes(run.carried, options.ranks)
 
 

@@ -152,6 +152,18 @@ def calibrate(source: str, measured: Measured, limits: EngineConfig) -> Calibrat
     )
 
 
+def residuals(found: Calibration, measured: Measured) -> list[tuple[float, float]]:
+    """For each measurement the predicted time in milliseconds, and by how many percent the measured one is longer."""
+    pairs = []
+    for row in measured.equations:
+        told_ns = (
+            row.steps * found.step_base_ns + row.prefill_tokens * found.step_prefill_token_ns
+            + row.decode_requests * found.step_decode_request_ns
+        )
+        pairs.append((told_ns / 1e6, 100 * (row.time_ns / told_ns - 1)))
+    return pairs
+
+
 # --- fitting ---
 
 

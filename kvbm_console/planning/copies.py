@@ -57,6 +57,11 @@ class LinkFit(msgspec.Struct, frozen=True):
     bytes_max: int
     """Sizes of the copies; beyond them the fit is a guess."""
 
+    def residual(self, copy: CopyTime) -> tuple[float, float]:
+        """The fitted wire time of a copy in milliseconds, and by how many percent the measured one is longer."""
+        told_ns = self.latency_ns + copy.size_bytes * SECOND_NS / self.bytes_per_s
+        return told_ns / 1e6, 100 * (copy.wire_ns / told_ns - 1)
+
     def spec(self, usual: LinkSpec) -> LinkSpec:
         """``usual`` with these numbers."""
         return msgspec.structs.replace(usual, base_latency_ns=self.latency_ns, bytes_per_s=self.bytes_per_s)
@@ -94,13 +99,13 @@ def copies_of(recording: Recording, block_bytes: int, times: dict[int, int]) -> 
     return found
 
 
-def links_in(recording: Recording) -> list[LinkFit]:
-    """The fits of a recording. Blocks without a size have that of the recording, else of 16 tokens of an 8B model."""
+def copies_in(recording: Recording) -> list[CopyTime]:
+    """As ``copies_of``. Blocks without a size have that of the recording, else of 16 tokens of an 8B model."""
     about = recording.segments[0].about
     machine = SimulatedMachine.of_labels(about.config, about.labels)
     own = None if machine is None else machine.engine.token_bytes * about.config.block_tokens
     block_bytes = recording.block_bytes or own or TOKEN_BYTES * about.config.block_tokens
-    return fit_links(copies_of(recording, block_bytes, origins_of(recording)))
+    return copies_of(recording, block_bytes, origins_of(recording))
 
 
 def fit_links(copies: list[CopyTime]) -> list[LinkFit]:

@@ -45,6 +45,9 @@ class SimulateRun(msgspec.Struct, frozen=True):
     """Records of finished requests that were in memory when the last request ended."""
     carried: BytesReport | None = None
     """The fate of the bytes of a run that has some."""
+    prefill_tokens_most: int = 0
+    decode_requests_most: int = 0
+    """The largest counts of one iteration."""
 
 
 def simulate(
@@ -90,6 +93,8 @@ def simulate(
     return SimulateRun(
         make_report(options, note_of(workload), [part.measures for part in parts]),
         [record for part in parts for record in part.records], sum(part.held_records for part in parts), carried,
+        max(part.measures.engine.prefill_tokens_most for part in parts),
+        max(part.measures.engine.decode_requests_most for part in parts),
     )
 
 

@@ -10,7 +10,7 @@ Law of this file: a setting that cannot be is refused with a sentence from "must
 
 import re
 import tomllib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,6 +24,8 @@ NAMES: Final[dict[str, tuple[str, ...]]] = {
     "pcie": ("pcie-down", "pcie-up"), "disk": ("disk-write", "disk-read"), "net": ("net-out", "net-in"),
     **{link.name: (link.name,) for link in DEFAULT_LINKS},
 }
+STEP: Final = "step"
+"""The table of a profile that is no link."""
 MEMCPY: Final = "memcpy"
 """A table of a file that is no link: the speed of copies within the host's memory, which bounds those of a device."""
 _RATE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]i?)?B/s", re.IGNORECASE)
@@ -76,15 +78,19 @@ def _known(name: str, text: str) -> str:
 def read_links(path: Path) -> tuple[LinkSetting, ...]:
     """The settings in a file of ``bench links``."""
     try:
-        tables: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
-        return tuple(
-            LinkSetting(_known(name, name), float(table["bytes_per_s"]), int(table["base_latency_ns"]))
-            for name, table in tables.items() if name != MEMCPY
-        )
+        return settings_of(tomllib.loads(path.read_text(encoding="utf-8")))
     except OSError as error:
         raise UsageError(f"must name a file that can be read, got {str(path)!r}: {error.strerror}") from None
     except (ValueError, TypeError, KeyError) as error:
         raise UsageError(f"must name a file of bench links, got {str(path)!r}: {error}") from None
+
+
+def settings_of(tables: Mapping[str, Any]) -> tuple[LinkSetting, ...]:
+    """The links among the tables of a file of ``bench links`` or ``calibrate``."""
+    return tuple(
+        LinkSetting(_known(name, name), float(table["bytes_per_s"]), int(table["base_latency_ns"]))
+        for name, table in tables.items() if name not in (MEMCPY, STEP)
+    )
 
 
 def links_text() -> str:

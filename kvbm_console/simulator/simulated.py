@@ -43,6 +43,9 @@ class EngineTotals(msgspec.Struct):
     output_tokens: int = 0
     cloned: int = 0
     """Sequences beyond the first of requests."""
+    prefill_tokens_most: int = 0
+    decode_requests_most: int = 0
+    """The largest counts of one iteration."""
 
 
 class SimulatedEngine:
@@ -261,6 +264,8 @@ class SimulatedEngine:
             self._iteration += plan.steps
             self.totals.iterations += plan.steps
             self.totals.prefill_tokens += plan.prefill_tokens
+            self.totals.prefill_tokens_most = max(self.totals.prefill_tokens_most, plan.prefill_tokens)
+            self.totals.decode_requests_most = max(self.totals.decode_requests_most, plan.decoding)
             self._current = plan
             self.scheduler.announce(plan, first)
             if not (plan.steady or plan.tokens):

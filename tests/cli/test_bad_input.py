@@ -45,6 +45,7 @@ CACHE: Final[list[tuple[str, Any, str]]] = [
     ("kv-transfer-bandwidth", "nan", "from 0.000000001 to"), ("kv-transfer-bandwidth", "inf", "to 1000000000000"),
     ("kv-transfer-base-latency", -1, "from 0 to 1000000000"), ("kv-transfer-base-latency", "inf", "from 0 to"),
     ("kv-transfer-base-latency", "nan", "from 0 to 1000000000"),
+    ("profile", "/nowhere", "a file that can be read"),
     ("links", "/nowhere", "a file that can be read"), ("link", "dsk=3GB/s", "one of pcie, disk, net"),
     ("link", "disk=3", "NAME=BANDWIDTH[,LATENCY]"),
     ("transfers", "later", "'async', 'sync'"),

@@ -10,14 +10,15 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
-from kvbm_console.cli.config import read
 from kvbm_console.cli.main import cli
 from kvbm_console.core.config import LeaderConfig
 from kvbm_console.core.ids import Route
-from kvbm_console.planning.copies import CopyTime, fit_links, links_in
+from kvbm_console.planning.copies import CopyTime, copies_in, fit_links
+from kvbm_console.planning.profile import read_profile
 from kvbm_console.recording.reader import Recording
 from kvbm_console.simulator.config import EngineConfig
 from kvbm_console.simulator.link import DEFAULT_LINKS
+from kvbm_console.simulator.link_settings import read_links
 from kvbm_console.simulator.machine import SimulatedMachine
 from kvbm_console.simulator.multiturn import Multiturn, Settings
 from tests.planning.test_recorded import recorded
@@ -43,7 +44,7 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> tuple[SimulatedMachine,
 
 def test_the_links_of_a_machine_are_found_again(machine: tuple[SimulatedMachine, Path]) -> None:
     built, path = machine
-    fits = links_in(Recording.open(path))
+    fits = fit_links(copies_in(Recording.open(path)))
     assert {"pcie-down", "pcie-up", "disk-write"} <= {fit.link for fit in fits}
     links = {link.name: link for link in built.links}
     for fit in fits:
@@ -80,5 +81,6 @@ def test_the_file_of_calibrate_has_the_links(machine: tuple[SimulatedMachine, Pa
     result = CliRunner().invoke(cli, ["calibrate", str(machine[1]), "--out", str(out)], prog_name="kvbm-console")
     assert result.exit_code == 0, result.output
     assert "of their time in the queue" in result.stdout
-    settings = read(out)["simulate"]["link"]
-    assert {setting.partition("=")[0] for setting in settings} >= {"pcie-down", "pcie-up", "disk-write"}
+    links = read_profile(out).links
+    assert {link.name for link in links} >= {"pcie-down", "pcie-up", "disk-write"}
+    assert read_links(out) == links, "a file of --links as well"

@@ -214,7 +214,11 @@ class Translator:
         tier = tier_of(self._settings.medium) if self._settings.medium else Tier.G1
         self._call(st.LookupObserved, name, computed, tokens, asynchronous, tier)
 
-    def _alloc(self, name: str, ids: list[int], external: int) -> None:
+    def _alloc(self, name: str, ids: list[int], external: int, at_once: bool = False) -> None:
+        """Blocks of a request, which are reported with the next step, or at once if no other request can share them."""
+        if at_once:
+            self._allocate(name, self._requests[name], ids, external)
+            return
         self._requests[name].allocated = ids, external
         self._allocated.append(name)
 

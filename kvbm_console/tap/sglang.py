@@ -21,7 +21,7 @@ from typing import Any, Final
 from kvbm_console.tap import VARIABLE, settings_of
 from kvbm_console.tap.recorder import LIVE_MAX, QUEUE_MAX, TapRecorder
 from kvbm_console.tap.sender import Sender, TapSettings
-from kvbm_console.tap.sglang_flatten import HOST_MEDIUM, SglangFlattener
+from kvbm_console.tap.sglang_flatten import HOST_MEDIUM, PEER_MEDIUM, SglangFlattener
 
 SCHEDULER: Final = "sglang.srt.managers.scheduler"
 NEEDED: Final = {
@@ -108,21 +108,31 @@ class SglangTap:
         self.recorder = recorder = TapRecorder()
         recorder.keeps = True
         parallel = _parallel()
-        self._may_hold = max(getattr(parallel, size, 1) for size in ("tp_size", "pp_size", "attn_cp_size")) == 1
+        self._half = str(scheduler.disaggregation_mode.name)
+        """``PREFILL`` or ``DECODE`` if another engine does the rest of each request, else ``NULL``."""
+        self._may_hold = self._half != "DECODE" and (
+            max(getattr(parallel, size, 1) for size in ("tp_size", "pp_size", "attn_cp_size")) == 1
+        )
         caching = not self._tree.disable
         rank, known = getattr(parallel, "dp_rank", None) or 0, _is_known(scheduler)
-        host = self._host is not None
-        self.sender = Sender(recorder, SglangFlattener(page=self._page, caching=caching, host=host), TapSettings(
+        host = self._host is not None and caching
+        flattener = SglangFlattener(page=self._page, caching=caching, host=host, half=self._half)
+        medium = HOST_MEDIUM if host else PEER_MEDIUM if self._half == "DECODE" else ""
+        self.sender = Sender(recorder, flattener, TapSettings(
             target=str(settings.get("daemon", "")), name=str(settings.get("name") or f"SGLang rank {rank}")[:256],
             block_tokens=self._page, capacity_blocks=self._pool.size // self._page if known else None, dp_rank=rank,
             serve=bool(settings.get("serve")), token_file=str(settings.get("token_file", "")),
             tls_ca=str(settings.get("tls_ca", "")), uncertain=not known, caching=caching,
-            medium=HOST_MEDIUM if host else "",
+            medium=medium, silent=medium == PEER_MEDIUM,
         ), python=str(settings.get("python", "")))
         self._rows: set[str] = set()
         """Requests that have places."""
         self._wanted: list[tuple[Any, bool]] = []
         """(request, True if it decodes) that the scheduler allocates for at this moment."""
+        self._receiving: set[str] = set()
+        """Requests whose places another engine fills, and that no step has computed yet."""
+        self._sending: set[str] = set()
+        """Requests that have computed all, and whose blocks another engine reads."""
         self._loading = ""
         """The request that blocks are loaded for at this moment."""
         self._loaded: dict[str, int] = {}
@@ -160,6 +170,22 @@ class SglangTap:
             _replace(tree.host_pool_group, "free", self._frees_below)
             for name in ("writing_check", "loading_check"):
                 _replace(tree, name, self._looks_for_ends)
+        self._observe_half()
+
+    def _observe_half(self) -> None:
+        scheduler = self._scheduler
+        if self._half == "NULL":
+            return
+        if self._half == "PREFILL":
+            _replace(scheduler, "get_next_disagg_prefill_batch_to_run", self._forms)
+            _replace(scheduler, "send_kv_chunk", self._sends)
+            _replace(scheduler, "handle_bootstrap_failure", self._fails)
+        else:
+            _replace(scheduler, "get_next_disagg_decode_batch_to_run", self._forms)
+            _replace(scheduler.disagg_decode_prealloc_queue, "_pre_alloc", self._receives)
+            _replace(scheduler.disagg_decode_prealloc_queue, "pop_preallocated", self._gives_up)
+            _replace(scheduler.disagg_decode_prealloc_queue, "resume_retracted_reqs", self._received)
+            _replace(scheduler.disagg_decode_transfer_queue, "pop_transferred", self._received)
 
     # --- requests ---
 
@@ -167,14 +193,23 @@ class SglangTap:
         answer = inner(req, *args, **kwargs)
         recorder = self.recorder
         with recorder.part as began:
-            name, queued = req.rid, self._scheduler.waiting_queue[-1:]
-            if queued and queued[0] is req and name not in recorder.live and len(recorder.live) < LIVE_MAX:
+            name = req.rid
+            if self._queued() is req and name not in recorder.live and len(recorder.live) < LIVE_MAX:
                 recorder.live[name] = req
                 if recorder.on:
                     recorder.put(("new", began, req))
                 else:
                     recorder.unheard = True
         return answer
+
+    def _queued(self) -> Any:
+        """The request that was queued last; None if there is none."""
+        scheduler = self._scheduler
+        if self._half == "DECODE":
+            queue = scheduler.disagg_decode_prealloc_queue.queue
+            return queue[-1].req if queue else None
+        queue = scheduler.disagg_prefill_bootstrap_queue.queue if self._half == "PREFILL" else scheduler.waiting_queue
+        return queue[-1] if queue else None
 
     def _aborts(self, inner: Any, abort: Any, req: Any, *args: Any, **kwargs: Any) -> Any:
         with self.recorder.part as began:
@@ -241,12 +276,64 @@ class SglangTap:
         recorder = self.recorder
         with recorder.part as began:
             self._rows.discard(req.rid)
-            if req.finished():
+            self._receiving.discard(req.rid)
+            if req.rid in self._sending:
+                self._sending.discard(req.rid)
+                recorder.put(("copies", began, [], [req.rid], [], []))
+            elif req.finished():
                 self._ended(began, req, type(req.finished_reason).__name__)
             elif req.rid in recorder.live:
                 recorder.forget(req.rid)
                 recorder.put(("preempt", began, req.rid))
         return answer
+
+    # --- prefill and decode in two engines ---
+
+    def _sends(self, inner: Any, req: Any, last_chunk: bool = False, *args: Any, **kwargs: Any) -> Any:
+        recorder = self.recorder
+        if last_chunk:
+            with recorder.part as began:
+                if req.rid in recorder.live and req.rid in self._rows:
+                    self._sending.add(req.rid)
+                    self._ended(began, req, "")
+        return inner(req, last_chunk, *args, **kwargs)
+
+    def _receives(self, inner: Any, req: Any, *args: Any, **kwargs: Any) -> Any:
+        """The scheduler allocates the places that the other engine fills."""
+        answer = inner(req, *args, **kwargs)
+        recorder = self.recorder
+        with recorder.part as began:
+            self._rows.add(req.rid)
+            self._receiving.add(req.rid)
+            recorder.forget(req.rid)
+            if recorder.on:
+                end = req.kv.kv_committed_len
+                row = self._table.req_to_token[req.kv.req_pool_idx, : end : self._page].clone()
+                recorder.put(("receive", began, req, req.prefix_len, end, row, self._events()))
+        return answer
+
+    def _received(self, inner: Any, *args: Any, **kwargs: Any) -> Any:
+        reqs = inner(*args, **kwargs)
+        if reqs:
+            with self.recorder.part as began:
+                self.recorder.put(("copies", began, [req.rid for req in reqs], [], [], []))
+        return reqs
+
+    def _fails(self, inner: Any, req: Any, *args: Any, **kwargs: Any) -> Any:
+        """The other engine did not come, or a client gave up before this engine computed anything."""
+        answer = inner(req, *args, **kwargs)
+        with self.recorder.part as began:
+            if req.rid not in self._rows:
+                self._ended(began, req, "FINISH_ABORT")
+        return answer
+
+    def _gives_up(self, inner: Any, *args: Any, **kwargs: Any) -> Any:
+        found = inner(*args, **kwargs)
+        if found[1]:
+            with self.recorder.part as began:
+                for one in found[1]:
+                    self._ended(began, one.req, "FINISH_ABORT")
+        return found
 
     # --- the tree ---
 
@@ -383,11 +470,13 @@ class SglangTap:
             started = [req for req in batch.reqs if req.rid not in self._rows] if extends else []
             self._rows.update([req.rid for req in started])
             if batch is not None:
+                if self._receiving:
+                    self._receiving.difference_update(req.rid for req in batch.reqs)
                 recorder.stepped(began)
             if recorder.on and (recorder.want_full or recorder.unheard):
                 self._tell_all(began, batch)
             elif recorder.on and batch is not None:
-                running = len(recorder.live) - len(self._scheduler.waiting_queue)
+                running = len(self._rows) - len(self._receiving) - len(self._sending)
                 if extends:
                     self._extended(began, batch, {req.rid for req in started}, running)
                 else:
@@ -424,7 +513,7 @@ class SglangTap:
                 places = self._table.req_to_token[req.kv.req_pool_idx, : computed : self._page].clone()
             rows.append((
                 req, places, computed, name in scheduled, len(req.origin_input_ids) + len(req.output_ids),
-                req.kv.cache_protected_len // self._page,
+                req.kv.cache_protected_len // self._page, name in self._receiving,
             ))
         recorder.put(("all", now, rows, int(bool(recorder.stepped_ns)), recorder.dropped, self._events()))
 

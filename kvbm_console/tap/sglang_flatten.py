@@ -23,11 +23,17 @@ from kvbm_console.tap.recorder import LIVE_MAX
 DEVICE_MEDIUM: Final = "GPU"
 HOST_MEDIUM: Final = "CPU_PINNED"
 """The medium of HiCache's host tier in SGLang's event stream."""
+PEER_MEDIUM: Final = "EXTERNAL"
+"""The medium of the blocks that a prefill engine sends."""
+PEER_SOURCE: Final = "p2p"
+NO_PEER: Final = "2.2.2.2"
+"""The host in SGLang's own requests to warm up, which no other engine takes part in."""
 _MASK: Final = 2**64 - 1
 STATUS: Final = {"FINISH_LENGTH": "FINISHED_LENGTH_CAPPED", "FINISH_ABORT": "FINISHED_ABORTED",
                  "FINISH_MATCHED_TOKEN": "FINISHED_STOPPED", "FINISH_MATCHED_STR": "FINISHED_STOPPED",
-                 "FINISHED_MATCHED_REGEX": "FINISHED_STOPPED"}
-"""SGLang's classes for the end of a request; another class counts as an error."""
+                 "FINISHED_MATCHED_REGEX": "FINISHED_STOPPED", "": "FINISHED_LENGTH_CAPPED"}
+"""SGLang's classes for the end of a request, and ``""`` for one that another engine goes on with. Another class counts
+as an error."""
 
 
 class PageHashes:
@@ -72,7 +78,7 @@ def _namespace(extra_key: str) -> bytes:
 class _Row:
     """A request that has places."""
 
-    __slots__ = ("decodes", "end", "places")
+    __slots__ = ("decodes", "end", "places", "received")
 
     def __init__(self) -> None:
         self.places = 0
@@ -80,13 +86,16 @@ class _Row:
         self.end = 0
         """Tokens that are computed when the last formed step has ended."""
         self.decodes = False
+        self.received: list[int] = []
+        """Places that another engine has filled for the first step."""
 
 
 class SglangFlattener(Flattener):
     """The messages of one SGLang scheduler."""
 
-    def __init__(self, *, page: int, caching: bool = True, host: bool = False) -> None:
+    def __init__(self, *, page: int, caching: bool = True, host: bool = False, half: str = "NULL") -> None:
         super().__init__(block_tokens=page, caching=caching)
+        self._half = half
         self._page = page
         self._hashes_of: dict[str, PageHashes] = {}
         self._rows: dict[str, _Row] = {}
@@ -95,7 +104,7 @@ class SglangFlattener(Flattener):
         self._host: dict[int, int] | None = {} if host else None
         """As ``_tree``, of HiCache's host tier; None also without it."""
         self._has_host = host
-        self._copies: dict[int, tuple[list[Any], list[int]]] = {}
+        self._copying: dict[int, tuple[list[Any], list[int]]] = {}
         """Copies that run: the fields of their message, and the host's places for the blocks that are stored."""
         self._loaded: dict[int, int] = {}
         """Places that were loaded for the step that forms now, with their hashes."""
@@ -115,8 +124,14 @@ class SglangFlattener(Flattener):
         return [
             request.rid, self._keys(request, prompt // self._page), prompt,
             getattr(request.sampling_params, "max_new_tokens", 0) or 0, getattr(request, "priority", 0) or 0,
-            None if session is None else str(session)[:NAME_CHARS_MAX],
+            None if session is None else str(session)[:NAME_CHARS_MAX], *self._rooms(request),
         ]
+
+    def _rooms(self, request: Any) -> tuple[str | None, str | None]:
+        """The names under which a request's blocks go to another engine and come from another engine."""
+        room = getattr(request, "bootstrap_room", None)
+        name = None if room is None or getattr(request, "bootstrap_host", None) == NO_PEER else str(room)
+        return name if self._half == "PREFILL" else None, name if self._half == "DECODE" else None
 
     def _keys(self, request: Any, pages: int) -> list[int]:
         """Hashes of the request's first pages; its output is appended to its prompt."""
@@ -137,7 +152,7 @@ class SglangFlattener(Flattener):
         self._hashes_of.pop(request.rid, None)
         if self._requests.pop(request.rid, None) is None:
             return []
-        return [["finish", now, request.rid, STATUS.get(reason, reason), False, 0]]
+        return [["finish", now, request.rid, STATUS.get(reason, reason), not reason, 0]]
 
     def _preempt(self, now: int, name: str) -> list[Any]:
         self._drop(name)
@@ -147,6 +162,20 @@ class SglangFlattener(Flattener):
         self._rows.pop(name, None)
         self._active.discard(name)
         self._skipped.discard(name)
+
+    def _receive(self, now: int, request: Any, computed: int, end: int, places: Any, mark: Any) -> list[Any]:
+        """Another engine begins to fill the places from ``computed`` to ``end``."""
+        name = request.rid
+        if name not in self._requests:
+            return []
+        row = self._rows[name] = _Row()
+        row.received, row.end = self._places_in(places, mark), end
+        row.places = len(row.received)
+        return [
+            ["lookup", now, name, computed, end - computed, True],
+            ["found", now, name, {PEER_SOURCE: end - computed}],
+            ["alloc", now, name, list(row.received), end - computed, True],
+        ]
 
     # --- the tree ---
 
@@ -210,11 +239,11 @@ class SglangFlattener(Flattener):
         return self._begins(now, number, [request, HOST_MEDIUM, DEVICE_MEDIUM, hashes, len(places), size_bytes], [])
 
     def _begins(self, now: int, number: int, fields: list[Any], places: list[int]) -> list[Any]:
-        self._copies[number] = fields, places
+        self._copying[number] = fields, places
         return [["copy", now, number, *fields]]
 
     def _copied(self, now: int, number: int, status: str) -> list[Any]:
-        fields, places = self._copies.pop(number, ([], []))
+        fields, places = self._copying.pop(number, ([], []))
         messages = [["copied", now, number, status]]
         if places and status == "completed":
             hashes = fields[3]
@@ -277,6 +306,7 @@ class SglangFlattener(Flattener):
 
     def _decode(self, now: int, requests: list[Any], positions: Any, mark: Any, running: int) -> list[Any]:
         """A step that decodes: each request computes a token at the position given."""
+        starting: list[Any] = []
         going: list[Any] = []
         page = self._page
         read: list[int] | None = None
@@ -294,11 +324,15 @@ class SglangFlattener(Flattener):
                         mark.synchronize()
                     read = positions.tolist()
                 row.places += 1
-                going.append([name, [read[at] // page - 1], computed, 1, 0])
-            elif not row.decodes:
-                going.append([name, None, computed, 1, 0])
+            ids = [read[at] // page - 1] if fresh and read else None
+            if row.received:
+                starting.append([name, row.received + (ids or []), computed, 1, computed + 1])
+                row.received = []
+                continue
+            if ids or not row.decodes:
+                going.append([name, ids, computed, 1, 0])
             row.decodes = True
-        return self._formed(now, [], going, names, running)
+        return self._formed(now, starting, going, names, running)
 
     def _formed(self, now: int, starting: list[Any], going: list[Any], names: list[str], running: int) -> list[Any]:
         skipped, unskipped = self._left_out(dict.fromkeys(names, 1), ())
@@ -313,28 +347,32 @@ class SglangFlattener(Flattener):
     def _all(
         self, now: int, rows: list[tuple[Any, ...]], steps: int, dropped: int, mark: Any = None, *_: Any
     ) -> list[Any]:
-        """Each row is (request, places or None, computed, in the last step, tokens, pages in the tree)."""
+        """Each row is (request, places or None, computed, in the last step, tokens, pages in the tree, receiving)."""
         for memory in (self._requests, self._rows, self._active, self._skipped):
             memory.clear()
         if dropped != self._lost:
             self._tree, self._host, self._lost = None, None, dropped
         live = []
-        for request, places, computed, scheduled, tokens, cached in rows[:LIVE_MAX]:
+        for request, places, computed, scheduled, tokens, cached, receiving in rows[:LIVE_MAX]:
             name = request.rid
             self._requests[name] = request
             ids = [] if places is None else self._places_in(places, mark)
             if ids:
                 row = self._rows[name] = _Row()
                 row.places, row.end, row.decodes = len(ids), computed, computed > tokens
-                (self._active if scheduled else self._skipped).add(name)
-            live.append([self._about(request), [
-                ids, computed, "RUNNING" if ids else "WAITING", tokens, scheduled, self._keys(request, cached),
-            ]])
+                if receiving:
+                    row.received = list(ids)
+                else:
+                    (self._active if scheduled else self._skipped).add(name)
+            status = "RUNNING" if ids and not receiving else "WAITING"
+            live.append([
+                self._about(request), [ids, computed, status, tokens, scheduled, self._keys(request, cached)],
+            ])
         for name in self._hashes_of.keys() - self._requests.keys():
             del self._hashes_of[name]
         tree = None if self._tree is None else [[list(self._tree), list(self._tree.values())], []]
         below = None if self._host is None else [[HOST_MEDIUM, list(self._host.values())]]
         return [
             ["all", now, live, steps, dropped, tree, below],
-            *(["copy", now, number, *fields] for number, (fields, _) in self._copies.items()),
+            *(["copy", now, number, *fields] for number, (fields, _) in self._copying.items()),
         ]

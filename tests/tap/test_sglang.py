@@ -158,3 +158,45 @@ def test_a_release_without_what_the_tap_needs_is_not_observed(
     if lacking:
         assert binding.tap_of(scheduler, {"send": False}) is None
         assert f"has no {', '.join(lacking)}, so the engine is not observed" in caplog.text
+
+
+def request_in(room: int | None, host: str = "10.0.0.1") -> Any:
+    return SimpleNamespace(
+        rid="a", bootstrap_room=room, bootstrap_host=host, origin_input_ids=array("q", range(2 * PAGE + 1)),
+        output_ids=array("q"), sampling_params=SimpleNamespace(max_new_tokens=4),
+    )
+
+
+@pytest.mark.parametrize(("half", "room", "host", "names"), [
+    ("PREFILL", 77, "10.0.0.1", ("77", None)),
+    ("DECODE", 77, "10.0.0.1", (None, "77")),
+    ("DECODE", 0, "2.2.2.2", (None, None)),  # SGLang's own request to warm up, in each engine
+    ("NULL", None, "10.0.0.1", (None, None)),
+])
+def test_a_room_joins_the_halves_of_a_request(
+    half: str, room: int | None, host: str, names: tuple[str | None, str | None]
+) -> None:
+    flattener = SglangFlattener(page=PAGE, half=half)
+    (message,) = flattener.messages(("new", 1, request_in(room, host)))
+    assert tuple(message[-2:]) == names
+
+
+def test_a_request_waits_for_the_blocks_that_another_engine_sends() -> None:
+    """The engine forms no step meanwhile, and the slot shows the load all the same."""
+    settings = TapSettings("", "sglang", PAGE, 16, medium="EXTERNAL", silent=True)
+    watch = Watching(TapRecorder(), SglangFlattener(page=PAGE, half="DECODE"), settings)
+    watch.pump()
+    request = request_in(77)
+    places = Tensor([PAGE * place for place in (1, 2, 3)])
+    watch.recorder.queue += [("new", 1, request), ("receive", 2, request, 0, 2 * PAGE + 1, places, None)]
+    watch.pump()
+    (slot,) = watch.leader.state.slots.values()
+    assert (slot.state, slot.device_blocks, slot.cached[3]) == (SlotState.ONBOARDING, [0, 1, 2], 2 * PAGE)
+    watch.recorder.queue += [("copies", 3, ["a"], [], [], []), ("decode", 4, [request], Tensor([0]), None, 1)]
+    watch.pump()
+    assert slot.state is SlotState.PREFILLING
+    watch.recorder.queue.append(("decode", 5, [request], Tensor([0]), None, 1))
+    watch.pump()
+    assert slot.state is SlotState.DECODING
+    assert slot.computed_tokens(watch.leader.state.iteration) == 2 * PAGE + 3
+    assert watch.rejected == []

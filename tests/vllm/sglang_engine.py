@@ -10,6 +10,7 @@ Law of this file: it must be imported in a process of its own, because it fills 
 """
 
 import contextlib
+import functools
 import importlib
 import importlib.abc
 import importlib.machinery
@@ -18,6 +19,7 @@ import os
 import random
 import sys
 import types
+import zlib
 from array import array
 from collections.abc import Iterator
 from pathlib import Path
@@ -122,7 +124,11 @@ def _install() -> None:
 
 _install()
 import torch  # noqa: E402
+from sglang.srt import disaggregation  # noqa: E402
+from sglang.srt.disaggregation import decode, prefill  # noqa: E402
+from sglang.srt.disaggregation.fake import conn  # noqa: E402
 from sglang.srt.disaggregation.kv_events import EventPublisherFactory, NullEventPublisher  # noqa: E402
+from sglang.srt.disaggregation.utils import TransferBackend  # noqa: E402
 from sglang.srt.layers.logits_processor import LogitsProcessorOutput  # noqa: E402
 from sglang.srt.managers import scheduler as scheduler_module  # noqa: E402
 from sglang.srt.managers import tp_worker  # noqa: E402
@@ -170,7 +176,8 @@ class Worker:
             token_to_kv_pool_allocator=allocator, token_to_kv_pool=kv, device="cpu", forward_stream=torch.cpu.Stream(),
             prewarm_sampling=lambda: None, mtp_draft_mamba_pools=(), mtp_draft_device_pools=(), canary_manager=None,
             attn_backend=object(), prefill_aware_swa=False, spec_algorithm=None, model_config=self.model_config,
-            weight_load_mem_usage=0.0, device_timer=None, eplb_manager=None, hisparse_coordinator=None,
+            effective_logical_max_total_num_tokens=size, kv_cache_dtype_str="float16", weight_load_mem_usage=0.0,
+            device_timer=None, eplb_manager=None, hisparse_coordinator=None,
             ngram_embedding_manager=types.SimpleNamespace(prepare_for_forward=lambda batch, **_: batch),
             lora_manager=None, weight_updater=None, weight_exporter=None, use_ngram_embedding=False,
         )
@@ -219,6 +226,11 @@ class Worker:
 
 
 tp_worker.TpModelWorker = Worker  # type: ignore[misc,assignment]
+# SGLang's own fake transfer in the place of another. By its name it is refused by prefill engines (0.5.23).
+disaggregation.utils._is_fake_transfer = decode._is_fake_transfer = lambda _: True
+prefill.get_kv_class = decode.get_kv_class = functools.partial(
+    lambda of, _, kind: of(TransferBackend.FAKE, kind), prefill.get_kv_class
+)
 EventPublisherFactory.register_publisher("silent", lambda **_: NullEventPublisher())  # "null" fails in this release
 
 
@@ -241,6 +253,7 @@ class Engine:
         self.scheduler = scheduler_module.Scheduler(arguments, PortArgs.init_new(arguments))
         scheduler_module.bootstrap.init_parallel_runtime = lambda **_: None  # once in a process
         self.page = page
+        self.mode = arguments.disaggregation_mode
         self.requests: dict[str, Any] = {}
         self.finished: list[str] = []
         self.events: list[Any] = []
@@ -254,9 +267,14 @@ class Engine:
         self.scheduler.tree_cache.take_events = take_and_keep
         self.steps = 0
         self.formed: Any = None
+        self.ran: set[str] = set()
+        """Requests of the last batch that has run."""
 
     def add(self, name: str, prompt: list[int], output: int, **more: Any) -> None:
-        """A request arrives."""
+        """A request arrives. Two engines share the end of its name, after the last ``-``, if each does a half."""
+        if self.mode != "null":
+            room = zlib.crc32(name.rpartition("-")[2].encode())
+            more = {"bootstrap_host": "127.0.0.1", "bootstrap_port": 8998, "bootstrap_room": room, **more}
         sampling = SamplingParams(max_new_tokens=output, ignore_eos=True)
         sampling.normalize(None)
         self.scheduler.handle_generate_request(TokenizedGenerateReqInput(
@@ -264,7 +282,13 @@ class Engine:
             mm_inputs=None, sampling_params=sampling, return_logprob=False, logprob_start_len=-1, top_logprobs_num=0,
             token_ids_logprob=None, stream=False, **more,
         ))
-        self.requests[name] = self.scheduler.waiting_queue[-1]
+        scheduler = self.scheduler
+        if self.mode == "prefill":
+            (*_, self.requests[name]) = scheduler.disagg_prefill_bootstrap_queue.queue
+        elif self.mode == "decode":
+            self.requests[name] = scheduler.disagg_decode_prealloc_queue.queue[-1].req
+        else:
+            self.requests[name] = scheduler.waiting_queue[-1]
 
     def abort(self, name: str) -> None:
         """A client gives up."""
@@ -273,7 +297,18 @@ class Engine:
     def form(self) -> Any:
         """The first half of a turn of the event loop: the batch that the scheduler formed, None if idle."""
         scheduler = self.scheduler
-        plan = scheduler.get_next_batch_to_run(running_batch=scheduler.running_batch, last_batch=scheduler.last_batch)
+        if self.mode == "prefill":
+            scheduler.waiting_queue.extend(scheduler.disagg_prefill_bootstrap_queue.pop_bootstrapped())
+            plan = scheduler.get_next_disagg_prefill_batch_to_run(
+                running_batch=scheduler.running_batch, last_batch=scheduler.last_batch
+            )
+        elif self.mode == "decode":
+            scheduler.process_decode_queue()
+            plan = scheduler.get_next_disagg_decode_batch_to_run(running_batch=scheduler.running_batch)
+        else:
+            plan = scheduler.get_next_batch_to_run(
+                running_batch=scheduler.running_batch, last_batch=scheduler.last_batch
+            )
         scheduler.running_batch = plan.running_batch
         scheduler.cur_batch_for_debug = self.formed = plan.batch_to_run
         scheduler.tree_cache.take_events()
@@ -283,13 +318,16 @@ class Engine:
         """The second half."""
         scheduler, batch = self.scheduler, self.formed
         self.steps += 1
+        ran = {req.rid for req in batch.reqs} if batch else self.ran
         if scheduler.enable_overlap:
             self._finish_overlapped(batch)
         elif batch:
             scheduler.process_batch_result(batch, scheduler.run_batch(batch))
         else:
             scheduler.on_idle()  # checks the scheduler's memory by itself
-        scheduler.last_batch = batch
+        if self.mode == "prefill":
+            scheduler.process_disagg_prefill_inflight_queue()
+        scheduler.last_batch, self.ran = batch, ran
         scheduler.tree_cache.take_events()
 
     def _finish_overlapped(self, batch: Any) -> None:
@@ -324,7 +362,18 @@ class Engine:
             *(scheduler.last_batch.reqs if scheduler.last_batch else ()),
             *(req for batch, _ in scheduler.result_queue for req in batch.reqs),
         ]
-        return {req.rid: req for req in held if not req.finished()}
+        if self.mode == "prefill":
+            held += scheduler.disagg_prefill_bootstrap_queue.queue
+        if self.mode == "decode":
+            held += scheduler.disagg_decode_prealloc_queue.retracted_queue
+            held += [one.req for one in scheduler.disagg_decode_prealloc_queue.queue]
+            held += [one.req for one in scheduler.disagg_decode_transfer_queue.queue]
+        sent = {req.rid for req in self.sending()}
+        return {req.rid: req for req in held if not req.finished() and req.rid not in sent}
+
+    def sending(self) -> list[Any]:
+        """Requests that this engine has prefilled, and whose blocks another engine reads."""
+        return list(self.scheduler.disagg_prefill_inflight_queue or ())
 
     def run(self, requests: list[Arrival], *, aborts: float = 0.0, seed: int = 0) -> Iterator[Any]:
         """Take the requests and step until all are done. Yields each formed batch before it runs."""
@@ -341,4 +390,4 @@ class Engine:
             assert self.steps < 5_000
 
 
-__all__ = ["Engine", "HookRegistry"]
+__all__ = ["Engine", "HookRegistry", "conn"]

@@ -18,15 +18,20 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from kvbm_console.analysis.explain import explain
 from kvbm_console.core import events as ev
 from kvbm_console.core.columns import unpack_hashes, unpack_ids
+from kvbm_console.core.config import LeaderConfig
 from kvbm_console.core.ids import Authority, FinishReason, SlotState
 from kvbm_console.core.state import CacheState
 from kvbm_console.core.tiers import READY, PoolFacts
 from kvbm_console.tap import sglang as binding
+from tests.analysis.evidence import evidence
 from tests.tap.watching import Watching
-from tests.vllm.sglang_engine import Engine, HookRegistry
+from tests.vllm.sglang_engine import Engine, HookRegistry, conn
 
+RECEIVING = {SlotState.ONBOARDING}
+"""A request whose places another engine fills or has filled."""
 WAITING = {SlotState.INITIALIZED, SlotState.ONBOARD_STAGED, SlotState.PREEMPTED}
 
 
@@ -57,11 +62,12 @@ def places_of(engine: Engine, req: Any) -> list[int]:
     return [int(position) // engine.page - 1 for position in row]
 
 
-def compare(engine: Engine, state: CacheState) -> None:
+def compare(engine: Engine, state: CacheState, source: int = 1) -> None:
     """Every request, every place, every holder."""
     batch = engine.formed
     scheduled = {} if not batch else {req.rid: batch.forward_mode for req in batch.reqs}
-    live = {slot.request: slot for slot in state.slots.values() if slot.state is not SlotState.FINISHING}
+    live = {slot.request: slot for slot in state.slots.values()
+            if slot.state is not SlotState.FINISHING and slot.source == source}
     requests = engine.live()
     assert live.keys() == requests.keys(), live.keys() ^ requests.keys()
     held: Counter[int] = Counter()
@@ -72,13 +78,25 @@ def compare(engine: Engine, state: CacheState) -> None:
         if not places:
             assert slot.state in WAITING, (name, slot.state)
             continue
-        assert slot.computed_tokens(state.iteration) == req.kv.kv_committed_len, name
+        if slot.state in RECEIVING:
+            assert name not in scheduled, (name, slot.state)
+            continue
+        # A request that has received its blocks is shown as prefilling in its first step, up to its prompt's end.
+        first = engine.mode == "decode" and name not in engine.ran
+        computed, committed = slot.computed_tokens(state.iteration), req.kv.kv_committed_len
+        behind = first and not slot.preemptions and committed == len(req.origin_input_ids) + 1
+        assert computed == committed - behind, (name, slot.state, computed, committed)
         if name in scheduled:
             decodes = scheduled[name].is_decode() or req in (batch.decoding_reqs or ())
-            assert slot.state is (SlotState.DECODING if decodes else SlotState.PREFILLING), (name, slot.state)
+            state_now = SlotState.DECODING if decodes and not first else SlotState.PREFILLING
+            assert slot.state is state_now, (name, slot.state)
         elif batch:  # a turn without a batch is no step, and leaves nobody out
             assert slot.state in (SlotState.SKIPPED_PREFILL, SlotState.SKIPPED_DECODE), (name, slot.state)
-    (pool,) = (pool for pool in state.pools if pool.info.authority is Authority.OBSERVED)
+    for req in engine.sending():
+        held.update(places_of(engine, req))
+    (pool,) = (
+        pool for pool in state.pools if pool.info.authority is Authority.OBSERVED and pool.info.source == source
+    )
     assert {place: refs for place, refs in enumerate(pool.refs) if refs} == dict(held)
     compare_tree(engine, pool, held)
     compare_host(engine, state)
@@ -110,16 +128,17 @@ def compare_tree(engine: Engine, pool: PoolFacts, held: Counter[int]) -> None:
             if before >= 0:
                 assert engine_parents(engine)[known[place]] == known[before]
     assert Counter(known.values()) == resident_by_events(engine)
-    free = {int(one) - 1 for one in scheduler.token_to_kv_pool_allocator.get_all_free_pages()}
-    assert free == set(range(pool.places_max)) - set(known) - set(held)
+    allocator = scheduler.token_to_kv_pool_allocator
+    free = {int(one) - 1 for one in allocator.get_all_free_pages()}
+    assert free == set(range(allocator.size // page)) - set(known) - set(held)
 
 
 def compare_host(engine: Engine, state: CacheState) -> None:
     """HiCache's host tier, by SGLang's own events, and its places in use."""
     tree = engine.scheduler.tree_cache
     pools = [pool for pool in state.pools if pool.info.authority is Authority.STREAM]
-    if getattr(tree, "cache_controller", None) is None:
-        assert pools == []
+    if getattr(tree, "cache_controller", None) is None or tree.disable:
+        assert {pool.info.medium for pool in pools} <= {"EXTERNAL"}
         return
     (pool,) = pools
     known = Counter(key for place, key in enumerate(pool.hash_of) if pool.content[place] == READY)
@@ -317,6 +336,67 @@ def run(order: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def run_halves(order: dict[str, Any]) -> dict[str, Any]:
+    """Each request in an engine that prefills and then in one that decodes, compared after every step."""
+    slow_down(order.get("polls", 0))
+    events: list[ev.Event] = []
+    before: Watching | None = None
+    seen: Counter[str] = Counter()
+    requests = workload(*order["workload"])
+    for source, mode in enumerate(("prefill", "decode"), 1):
+        with tempfile.TemporaryDirectory() as directory:
+            engine = Engine(Path(directory), disaggregation_mode=mode, disaggregation_transfer_backend="nixl",
+                            **order.get("engine", {}))
+        tap = engine.scheduler.kvbm_tap
+        watch = before = Watching(tap.recorder, tap.sender.flattener, tap.sender.settings, source=source, beside=before)
+        arrivals = [(at, f"{mode}-{name}", *rest) for at, name, *rest in requests]
+        for _ in engine.run(arrivals, aborts=order.get("aborts", 0.0)):
+            watch.pump()
+            assert watch.rejected == [], watch.rejected
+            state = watch.leader.state
+            seen.update(f"{mode} {slot.state.label}" for slot in state.slots.values() if slot.source == source)
+            compare(engine, state, source)
+        for _ in range(order.get("polls", 0) + 2):
+            engine.form()
+            engine.finish()
+        watch.pump()
+        compare(engine, watch.leader.state, source)
+        assert tap.recorder.errors == 0
+        assert tap.sender.settings.uncertain
+        events += [event for outcome in watch.outcomes for event in outcome]
+    assert before is not None
+    assert before.leader.state.slots == {}
+    told = {}
+    for _, name, *_ in requests:
+        explained = explain(evidence(events, LeaderConfig()), f"decode-{name}")
+        told[name] = [[half.role, half.request, half.engine, half.state] for half in explained.halves]
+    totals = before.leader.state.totals
+    return {"told": told, "seen": dict(seen), "preemptions": totals.preemptions, "finished": {
+        reason.label: totals.finished[reason] for reason in FinishReason if totals.finished[reason]
+    }}
+
+
+TRANSFERS = {conn.FakeKVSender: conn.FakeKVSender.poll, conn.FakeKVReceiver: conn.FakeKVReceiver.poll}
+"""SGLang's fake transfers and their own polls."""
+
+
+def slow_down(polls: int) -> None:
+    """A fake transfer takes so many polls from its beginning to its end."""
+    for kind, inner in TRANSFERS.items():
+        kind.poll = polled(inner, polls)
+
+
+def polled(inner: Any, polls: int) -> Any:
+    def poll(self: Any) -> Any:
+        if getattr(self, "has_sent", False) or getattr(self, "has_sent_metadata", False):
+            self.polls = getattr(self, "polls", 0) + 1
+            if self.polls <= polls:
+                return conn.KVPoll.Transferring
+        return inner(self)
+
+    return poll
+
+
 def evictions(events: list[ev.Event], state: CacheState) -> list[tuple[int, int, int | None]]:
     """(hash, place, slot that caused it) of every eviction from the device."""
     return [
@@ -334,7 +414,8 @@ def main() -> None:
     sys.stdout = sys.stderr
     for line in sys.stdin:
         try:
-            answer = run(json.loads(line))
+            order = json.loads(line)
+            answer = run_halves(order) if order.get("halves") else run(order)
         except BaseException:
             answer = {"error": traceback.format_exc()}
         print(json.dumps(answer), file=answers, flush=True)

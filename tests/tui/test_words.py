@@ -19,7 +19,8 @@ WORDS = {number: view.words for number, view in enumerate(all_views()) if view.w
 LIFE = {"staged", "onboarding", "preempted", "skipped"}
 """States: on a screen whenever a request is in one."""
 ELSEWHERE = {
-    "never_stored", "evicted", "promoted", "skipped", "allowed", "gap", "past its limit", "need", "OP", "op",
+    "never_stored", "other_context", "evicted", "promoted", "skipped", "allowed", "gap", "past its limit", "need", "OP",
+    "op",
     "stimulus", "G3", "seq", "RANKS", "thrash", "limit", "evidence", "to do", "queued", "SITE", "cell", "LIFE",
     "misses", "lane", "waiting",
     "PAYS", "CURVE", "box", "colour", "stay", "kept", "by", "for", "times", "brightness", "seam", "+N", "more",

@@ -22,6 +22,7 @@ class Why(View):
     needs_requests = "Why explains the misses of a request."
     words = (
         ("never_stored", "no request had computed this block before"),
+        ("other_context", "its tokens were there under another LoRA, salt or image"),
         ("evicted", "the block was there and gave its place"),
     )
 

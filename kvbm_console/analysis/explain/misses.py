@@ -10,6 +10,7 @@ event.
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from kvbm_console.analysis.explain.contexts import Twins
 from kvbm_console.analysis.explain.course import Looked, Stood
 from kvbm_console.analysis.explain.ledger import GONE, STORED, BlockLedger, Entry
 from kvbm_console.analysis.explain.model import Missed, MissedRun
@@ -38,7 +39,7 @@ class Judge:
 
     def __init__(
         self, ledger: BlockLedger, hashes: Sequence[int], prompt_tokens: int, block_tokens: int, lower: Sequence[Tier],
-        config: LeaderConfig | None, remembered: Sequence[tuple[int, Mapping[int, int]]],
+        config: LeaderConfig | None, remembered: Sequence[tuple[int, Mapping[int, int]]], twins: Twins,
     ) -> None:
         self.ledger = ledger
         self.hashes = hashes
@@ -47,6 +48,7 @@ class Judge:
         self.lower = lower
         self.config = config
         self.remembered = remembered
+        self.twins = twins
 
     def missed(self, block: int, first_miss: int, looked: Looked | None, before_seq: int) -> MissedRun:
         """Why prompt block ``block`` missed in a look-up that came to ``first_miss`` blocks."""
@@ -202,6 +204,14 @@ class Judge:
 
     def _never(self, block: int, before_seq: int) -> MissedRun:
         known_from = self.ledger.known_from
+        twin = self.twins.of(self.hashes[block], before_seq)
+        if twin is not None:
+            mine = self.twins.context[self.hashes[block]]
+            return self._run(
+                block, Missed.OTHER_CONTEXT,
+                f"its tokens were in {twin.tier.name} {_under(twin.context)} since event {twin.from_seq:,}, but not "
+                f"{_under(mine)}", seq=twin.from_seq, event="BlocksSeen", tier=twin.tier.name,
+            )
         if known_from == 0:
             return self._run(block, Missed.NEVER_STORED, "it had never been computed before")
         memory = self._memory(block, before_seq)
@@ -231,6 +241,10 @@ class Judge:
             block, Missed.LOST_TO_A_GAP, text + (f"; the leader remembers {word}" if word else ""), seq=gap.seq,
             remembered=word,
         )
+
+
+def _under(context: str) -> str:
+    return f"with {context}" if context else "without LoRA, salt and image"
 
 
 def _blocks_of(names: Sequence[str]) -> str:

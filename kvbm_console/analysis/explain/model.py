@@ -17,6 +17,8 @@ class Missed(StrEnum):
     """Why a prompt block had to be computed."""
 
     NEVER_STORED = "never_stored"
+    OTHER_CONTEXT = "other_context"
+    """Its tokens were there, but under another LoRA, salt or image."""
     EVICTED = "evicted"
     NOT_OFFLOADED = "not_offloaded"
     """Evicted from device memory before a copy of it stood anywhere else."""

@@ -8,6 +8,7 @@ from typing import Final
 
 import msgspec
 
+from kvbm_console.analysis.explain.contexts import ContextMarks, twins
 from kvbm_console.analysis.explain.course import Course, Looked
 from kvbm_console.analysis.explain.ledger import BlockLedger
 from kvbm_console.analysis.explain.misses import Judge
@@ -133,12 +134,14 @@ def explain(evidence: Evidence, request: str, progress: Progress | None = None) 
     wanted = set(hashes)
     ledger, lower = BlockLedger(wanted), _Lower(evidence, wanted)
     course = Course(slots[-1], evidence.now_ns)
-    walk(evidence, (ledger, course, lower), progress=progress, what="explain")
+    marks = ContextMarks(wanted)
+    walk(evidence, (ledger, course, lower, marks), progress=progress, what="explain")
     slot = course.slot
     assert slot is not None, "the request was found before"
     tiers = lower.tiers or _configured(evidence)
     judge = Judge(
-        ledger, slot.hashes, slot.prompt_tokens, course.block_tokens or 1, tiers, evidence.config, lower.remembered
+        ledger, slot.hashes, slot.prompt_tokens, course.block_tokens or 1, tiers, evidence.config, lower.remembered,
+        twins(evidence, slot.source, marks.found),
     )
     return Explanation(
         evidence=evidence.name, request=slot.request, slot=str(slot.slot), occurrences=len(slots),

@@ -133,7 +133,8 @@ class FleetDesk:
         self.at = max(0, min(self.at, len(rows) - 1))
         shown = max(1, height - 1)
         self.top = max(0, min(self.top, self.at, max(0, len(rows) - shown)), self.at - shown + 1)
-        columns = _columns(width)
+        everyone = [] if self.report is None else self.report.rows
+        columns = _columns(width, max((len(plain(row.name)) for row in everyone), default=0))
         pen = Pen().put(" DAEMON", "faint").to(columns.stands).put("STANDS", "faint")
         for title, end in columns.ends.items():
             pen.right(title, end, "faint")
@@ -166,8 +167,9 @@ _COLUMNS = (("HIT", 6, 0), ("G1", 6, 0), ("G2", 6, 0), ("G3", 6, 100), ("SLOTS",
 """Name, cells, and the width of the screen from which the column is shown."""
 
 
-def _columns(width: int) -> Columns:
-    stands = 2 + max(12, min(32, width // 4))
+def _columns(width: int, name: int) -> Columns:
+    """The places at a width for names of at most ``name`` cells; they take a third of the screen at most."""
+    stands = 2 + max(12, min(name, width // 3))
     ends, at = {}, stands + len("caution")
     for title, cells, least in _COLUMNS:
         if width >= least:
@@ -247,7 +249,7 @@ def _missing(report: FleetReport, width: int) -> list[Line]:
     for each in report.missing[:MISSING_ROWS]:
         pen = Pen().put(" ").put(each.hash).right(count(each.missed.blocks), 31).right(count(each.missed.requests), 41)
         places = ", ".join(f"{names[target]} {' '.join(tiers).upper()}" for target, tiers in each.lies_at.items())
-        pen.to(43).put(cut(each.missed.why, 14), "muted").to(58)
+        pen.to(43).put(cut(each.missed.why.replace("_", " "), 14), "muted").to(58)
         pen.put(cut(places or "on no daemon", max(1, width - 59)), "text" if places else "faint")
         lines.append(pen.line("", width))
     return lines

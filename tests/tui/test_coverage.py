@@ -44,7 +44,7 @@ def events_of(tape: Recording) -> list[Event]:
 
 
 def history(mirror: Mirror) -> dict[int, Any]:
-    """What a mirror knows of slots: their moves, holds, copies and ends."""
+    """A mirror's knowledge of slots: their moves, holds, copies and ends."""
     return {
         life.slot: (
             [(move.start_ns, move.state, move.seq) for move in life.moves],

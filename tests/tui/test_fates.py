@@ -50,7 +50,7 @@ class Lost(NamedTuple):
 
 
 class Recount:
-    """Where each block is, place by place; the order of last uses; what each admission met."""
+    """The place of each block; the order of last uses; what each admission met."""
 
     def __init__(self, events: list[ev.Event]) -> None:
         self.tier: dict[int, Tier] = {}

@@ -1,4 +1,4 @@
-"""What keys and clicks do, in every view and everywhere, without a terminal."""
+"""The effect of keys and clicks in every view, without a terminal."""
 
 
 import pytest

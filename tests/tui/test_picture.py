@@ -16,7 +16,7 @@ CELL = 12.2
 
 
 def cells(svg: str) -> dict[tuple[float, int], str]:
-    """Where each character stands that is to be seen."""
+    """The place of each visible character."""
     found = {}
     for x, y, length, told in PIECE.findall(svg):
         text = html.unescape(told)

@@ -1,4 +1,4 @@
-"""What somebody needs who sees the console for the first time: words, examples, lints; whole, and never wrong."""
+"""Help for somebody who sees the console for the first time: words, examples, lints; whole, and never wrong."""
 
 import re
 

@@ -72,14 +72,14 @@ class DaemonRow(msgspec.Struct):
     target: str
     """Its address, or at a broker its name there."""
     summary: DaemonSummary | None = None
-    address: str = ""
-    """Where it listens, empty for ``target``."""
-    host: str = ""
-    """The machine of that address, empty if unknown."""
     error: str = ""
     """Why the last question was not answered, empty if it was."""
     silent_s: float = 0.0
     """Seconds since the last answer; 0 for a daemon that has just answered."""
+    address: str = ""
+    """Where it listens, empty for ``target``."""
+    host: str = ""
+    """The machine of that address, empty if unknown."""
 
     @property
     def name(self) -> str:

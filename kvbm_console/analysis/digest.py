@@ -110,21 +110,35 @@ class Missing(msgspec.Struct):
         """The most that a block which is not named may have missed."""
         return min(entry.blocks for entry in self.of.values()) if len(self.of) >= MISSING_MAX else 0
 
-    def add_all(self, other: "Missing") -> None:
-        """The missing prefixes of another digest. A block that one side does not name counts as its smallest entry."""
-        mine, theirs = self._floor, other._floor
-        none_here, none_there = MissedFrom(mine, mine), MissedFrom(theirs, theirs)
-        both = {
-            key: _sum(self.of.get(key, none_here), other.of.get(key, none_there))
-            for key in sorted(self.of.keys() | other.of.keys())
-        }
-        most = sorted(both, key=lambda key: -both[key].blocks)[:MISSING_MAX]
+    def add_all(self, others: "Iterable[Missing]") -> None:
+        """The missing prefixes of other digests. A block that a side does not name counts as its smallest entry."""
+        floors = 0
+        both: dict[int, MissedFrom] = {}
+        known: dict[int, int] = {}
+        """Block to the smallest entries of the sides that name it."""
+        reasons: dict[int, tuple[int, str]] = {}
+        """Block to the reason of the side with the most requests."""
+        for side in (Missing(self.of), *others):
+            floor = side._floor
+            floors += floor
+            for key, entry in side.of.items():
+                found = both.get(key)
+                if found is None:
+                    both[key] = MissedFrom(entry.blocks, entry.error, entry.requests, entry.why)
+                    known[key], reasons[key] = floor, (entry.requests, entry.why)
+                else:
+                    reasons[key] = max(reasons[key], (entry.requests, entry.why))
+                    found.blocks += entry.blocks
+                    found.error += entry.error
+                    found.requests += entry.requests
+                    known[key] += floor
+        for key, entry in both.items():
+            unnamed = floors - known[key]
+            entry.blocks += unnamed
+            entry.error += unnamed
+            _, entry.why = reasons[key]
+        most = sorted(both, key=lambda key: (-both[key].blocks, key))[:MISSING_MAX]
         self.of = {key: both[key] for key in most}
-
-
-def _sum(one: MissedFrom, other: MissedFrom) -> MissedFrom:
-    why = one.why if (one.requests, one.why) >= (other.requests, other.why) else other.why
-    return MissedFrom(one.blocks + other.blocks, one.error + other.error, one.requests + other.requests, why)
 
 
 class Digest(msgspec.Struct):
@@ -141,23 +155,20 @@ class Digest(msgspec.Struct):
     latency: DurationSketch = msgspec.field(default_factory=DurationSketch)
     missing: Missing = msgspec.field(default_factory=Missing)
 
-    def add_all(self, other: "Digest") -> None:
-        """The requests of another daemon."""
-        self.prompt_blocks += other.prompt_blocks
-        self.hits = [mine + theirs for mine, theirs in zip(self.hits, other.hits, strict=True)]
-        self.missed_blocks += other.missed_blocks
-        self.finished += other.finished
-        self.preemptions += other.preemptions
-        self.first_token.add_all(other.first_token)
-        self.latency.add_all(other.latency)
-        self.missing.add_all(other.missing)
-
 
 def total(digests: Iterable[Digest]) -> Digest:
     """The digest of all their requests."""
-    result = Digest()
+    result, missing = Digest(), []
     for digest in digests:
-        result.add_all(digest)
+        result.prompt_blocks += digest.prompt_blocks
+        result.hits = [mine + theirs for mine, theirs in zip(result.hits, digest.hits, strict=True)]
+        result.missed_blocks += digest.missed_blocks
+        result.finished += digest.finished
+        result.preemptions += digest.preemptions
+        result.first_token.add_all(digest.first_token)
+        result.latency.add_all(digest.latency)
+        missing.append(digest.missing)
+    result.missing.add_all(missing)
     return result
 
 

@@ -190,6 +190,8 @@ class Daemon:
     def summary(self) -> Summary:
         """The summary of the run as of now."""
         summary = summarise(self.service)
+        if self.rig is not None and self.rig.ranks is not None:
+            summary = replace(summary, carried=self.rig.ranks.report)
         if summary.recorder is None or self._made is None:
             return summary
         return replace(summary, recorder=replace(summary.recorder, path=str(self._made)))

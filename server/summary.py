@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from kvbm_console.bytes.ranks import BytesReport
 from kvbm_console.core.ids import CandidateStatus, FinishReason, Tier
 from kvbm_console.service import LeaderService
 
@@ -46,6 +47,8 @@ class Summary(msgspec.Struct, frozen=True):
     events_published: int
     stimuli: int
     recorder: Watermarks | None
+    carried: BytesReport | None = None
+    """The work of the ranks' workers, if blocks have bytes."""
 
 
 def summarise(service: LeaderService) -> Summary:

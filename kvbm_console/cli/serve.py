@@ -14,7 +14,7 @@ from kvbm_console.addresses import DEFAULT_SOCKET, socket_address
 from kvbm_console.cli.machine import daemon_options, machine_line, recording_flags, workload_options
 from kvbm_console.cli.output import print_result, warn
 from kvbm_console.cli.params import Listen, Name, format_option
-from kvbm_console.cli.summary import summary_text
+from kvbm_console.cli.summary import carried_well, summary_text
 
 if TYPE_CHECKING:
     from server.daemon import Daemon
@@ -66,7 +66,7 @@ def serve(
     workload: str | None, engines: tuple[str, ...], listen: str | None, exit_when_done: bool, form: str,
     segment_size: str | None, segment_time: str | None, keep: str | None, sync: str, seconds: float | None, name: str,
     broker: str | None, **flags: Any,
-) -> None:
+) -> int:
     """The daemon: leader, engine, recorder and stream.
 
     With --workload it runs a simulated engine, with --engine it follows real ones, else engines connect by Feed.
@@ -104,3 +104,4 @@ def serve(
 
     summary = msgspec.to_builtins(run(run_daemon(options, on_ready=ready)))
     print_result(form, summary, lambda: summary_text(summary).split("\n"))
+    return 0 if carried_well(summary["carried"]) else 1

@@ -141,11 +141,9 @@ def _with_engine(
 
 def _tell_bytes(done: "BytesReport", ranks: int) -> int:
     """Tell on stderr what happened to the bytes; the exit status."""
-    warn(
-        f"{ranks} rank{'s' * (ranks > 1)} moved {done.moved_bytes / 1e9:.2f} GB and compared "
-        f"{done.compared_blocks:,} blocks: {done.wrong_blocks:,} used with wrong bytes, {done.failed_blocks:,} failed, "
-        f"{done.misused_places:,} places used under a copy, {done.deaths} workers lost"
-    )
+    from kvbm_console.cli.summary import carried_text
+
+    warn(f"{ranks} rank{'s' * (ranks > 1)} {carried_text(msgspec.to_builtins(done))}")
     return 0 if done.sound else 1
 
 

@@ -30,10 +30,26 @@ def summary_text(document: Mapping[str, Any]) -> str:
                    f"{number(document['iterations'])} iterations in {duration(document['at_ns'])}"),
         ("recorder", recorder_text(document["recorder"])),
     ]
+    if document["carried"] is not None:
+        rows.append(("bytes", carried_text(document["carried"])))
     for name in ("holds", "rejected", "violations"):
         if document[name]:
             rows.append((name, number(document[name])))
     return "\n".join(f"{name:<11} {words}" for name, words in rows)
+
+
+def carried_text(report: Mapping[str, int]) -> str:
+    """The work of the ranks' workers and their findings (``bytes.ranks.BytesReport``)."""
+    return (
+        f"moved {report['moved_bytes'] / 1e9:.2f} GB and compared {number(report['compared_blocks'])} blocks: "
+        f"{number(report['wrong_blocks'])} used with wrong bytes, {number(report['failed_blocks'])} failed, "
+        f"{number(report['misused_places'])} places used under a copy, {number(report['deaths'])} workers lost"
+    )
+
+
+def carried_well(report: Mapping[str, int] | None) -> bool:
+    """True if no request used a wrong byte, and no place was used under a copy."""
+    return report is None or not (report["wrong_blocks"] or report["misused_places"])
 
 
 def live_line(state: CacheState) -> str:

@@ -6,9 +6,11 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from msgspec import to_builtins
 
 from kvbm_console.bytes import memory, ranks
 from kvbm_console.bytes.orders import RankPool
+from kvbm_console.cli.summary import carried_text, carried_well
 from kvbm_console.core import events as ev
 from kvbm_console.core.errors import UsageError
 from kvbm_console.core.ids import Note, ResetMode, Tier
@@ -177,3 +179,12 @@ def test_a_directory_of_others_is_refused_by_name(tmp_path: Path) -> None:
         machine(Taken(), tmp_path, ranks=1, block_tokens=32)
     with pytest.raises(UsageError, match="needs --transfers async, got sync"):
         machine(Taken(), tmp_path, asynchronous=False)
+
+
+@pytest.mark.parametrize("count", ["wrong_blocks", "misused_places"])
+def test_a_summary_of_bytes_that_were_wrong_is_told_and_fails(count: str) -> None:
+    report = to_builtins(ranks.BytesReport(moved_bytes=2_000_000, failed_blocks=4))
+    assert carried_well(report)
+    assert carried_well(None)
+    assert not carried_well({**report, count: 3})
+    assert " 3 " in carried_text({**report, count: 3})

@@ -1,5 +1,6 @@
 """A machine that begins with the disk tier of an earlier run."""
 
+import re
 import subprocess
 import sys
 from contextlib import closing
@@ -95,6 +96,7 @@ def test_a_recording_that_began_warm_is_verified(tmp_path: Path) -> None:
     for number in range(2):
         done = subprocess.run([*command, "--record", str(tmp_path / f"rec{number}")], capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
+        assert re.search(r"\nbytes +moved .* blocks: 0 used with wrong bytes, 0 failed", done.stdout)
     told = [stimulus for batch in Recording.open(tmp_path / "rec1").stimuli() for stimulus in batch]
     assert any(isinstance(stimulus, st.BlocksRestored) for stimulus in told)
     found = verify(tmp_path / "rec1")

@@ -1,6 +1,7 @@
 """Links by name, and their measurement."""
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -13,13 +14,16 @@ from kvbm_console.core.config import LeaderConfig
 from kvbm_console.core.errors import UsageError
 from kvbm_console.core.eviction.policy import PolicyConfig
 from kvbm_console.core.ids import Route
+from kvbm_console.core.instructions import StartTransfer
+from kvbm_console.core.stimuli import TransferFinished
 from kvbm_console.planning import linkbench
 from kvbm_console.planning.compare import grid, without_a_tier
 from kvbm_console.planning.links import LinkBench, LinkTime, file_of, fitted, measure_links
 from kvbm_console.planning.options import SimulateOptions
 from kvbm_console.planning.run import simulate
+from kvbm_console.simulator.calendar import Calendar
 from kvbm_console.simulator.config import EngineConfig
-from kvbm_console.simulator.link import DEFAULT_LINKS
+from kvbm_console.simulator.link import DEFAULT_LINKS, LinkMover, LinkSpec
 from kvbm_console.simulator.link_settings import LinkSetting, links_of, read_links
 from kvbm_console.simulator.machine import SimulatedMachine
 
@@ -163,6 +167,26 @@ def test_a_setting_leaves_the_other_links_of_a_recording() -> None:
     assert links["G1>G2"].routes == (Route.G1_G2,)
 
 
+def copied_ns(spec: LinkSpec, size_bytes: int) -> int:
+    """How long the simulated mover takes for a copy of this size."""
+    calendar = Calendar()
+    ended: list[int] = []
+
+    class Reports:
+        """Keeps when the copy ended."""
+
+        def submit(self, kind: type[Any], *args: Any) -> None:
+            """A report of the mover."""
+            if kind is TransferFinished:
+                ended.append(calendar.now_ns)
+
+    LinkMover(calendar, Reports(), size_bytes, links=(spec,)).start(StartTransfer(1, 0, Route.G1_G2, b"", b"", 1, 1, 1))
+    while calendar.run_next():
+        pass
+    (took_ns,) = ended
+    return took_ns
+
+
 def test_the_machine_is_measured_and_nothing_is_left(tmp_path: Path) -> None:
     done = measure_links(tmp_path, 0.4)
     assert {(link.name, link.depth) for link in done.links} == {
@@ -171,6 +195,14 @@ def test_the_machine_is_measured_and_nothing_is_left(tmp_path: Path) -> None:
     assert all(row.p90_ns >= row.p50_ns > 0 for row in done.times)
     assert {row.size_bytes for row in done.times} == set(linkbench.SIZES)
     assert not list(tmp_path.iterdir())
+    for link in done.links:
+        spec = LinkSpec(
+            name=link.name, routes=(Route.G1_G2,), base_latency_ns=link.base_latency_ns, bytes_per_s=link.bytes_per_s
+        )
+        for row in done.times:
+            if (row.kind, row.depth) == (link.name, link.depth):
+                simulated = copied_ns(spec, row.size_bytes)
+                assert abs(simulated - row.p50_ns) <= link.error * row.p50_ns + 1, "off by more than the stated error"
 
 
 @pytest.mark.parametrize("words", ["--disk nowhere", "--disk file", "--out file"])

@@ -8,7 +8,10 @@ import pytest
 
 from kvbm_console.core.ids import is_called, request_match, sampled
 
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="make test-vllm runs these")
+pytestmark = [
+    pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="make test-vllm runs these"),
+    pytest.mark.timeout(600),  # a busy machine takes minutes to import vLLM's front end
+]
 
 
 def test_the_id_of_a_client_names_the_samples_that_vllm_makes_of_its_request() -> None:

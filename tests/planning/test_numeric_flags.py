@@ -92,7 +92,7 @@ ELSEWHERE: dict[str, dict[str, str]] = {
 """Flags that must not change the report (how many look, how many work, how fast), or shape files and no report."""
 WORDS = {
     "trace", "workload", "engines", "metrics", "otlp", "listen", "name", "policy", "policies", "presets", "per_request",
-    "link",
+    "link", "broker",
 }
 """Flags that take words."""
 REPEATED = {
@@ -167,4 +167,4 @@ async def run_machine(options: Any, on_ready: Any = None) -> Any:
     """The machine of a daemon without its sockets: what it came to, to the last request."""
     rig = build(options.config, options.engine, options.workload, links=options.links)
     rig.run_to_end()
-    return {**msgspec.structs.asdict(rig.leader.state.totals), "now_ns": rig.now_ns}
+    return {**msgspec.structs.asdict(rig.leader.state.totals), "now_ns": rig.now_ns, "carried": None}

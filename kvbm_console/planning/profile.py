@@ -24,7 +24,7 @@ class StepProfile(msgspec.Struct, frozen=True):
 
 
 class MachineProfile(msgspec.Struct, frozen=True):
-    """What ``--profile`` sets. ``path`` is its file."""
+    """The settings of ``--profile``, read from the file ``path``."""
 
     path: str
     step: StepProfile

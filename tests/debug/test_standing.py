@@ -1,4 +1,4 @@
-"""What stops stands still: on the demo's load a hold lasts until somebody continues it, and the others go on.
+"""A stopped request stands still: on the demo's load a hold lasts until somebody continues it, and the others go on.
 
 Law of this file: virtual time and the demo's own configuration, so every number is the same on every machine.
 """
@@ -25,7 +25,7 @@ SECOND = 1_000_000_000
 WARM_S = 4
 """After so long the demo's device pool is full and requests wait."""
 HELD_S = 2
-"""What a person needs at least to look at something."""
+"""The least time that a person needs to look at something."""
 OTHERS_SHARE = 0.7
 """Of the throughput without a hold: what the others keep."""
 WATCHED_S = 6

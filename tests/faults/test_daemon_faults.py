@@ -267,7 +267,7 @@ CONNECTIONS = 1_000
 
 
 def main_thread_s(pid: int) -> float:
-    """What the loop's thread has taken of the processor."""
+    """The time of the processor that the loop's thread has taken."""
     fields = Path(f"/proc/{pid}/task/{pid}/stat").read_text().rsplit(")", 1)[1].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 

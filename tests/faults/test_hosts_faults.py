@@ -48,7 +48,7 @@ WHERE = {
     "refs": "pools.G2.refs[0]", "hash": ".hash_of[3]", "totals": "totals.preemptions", "order": "pools[0].free",
     "deadline": "next_deadline",
 }
-"""What was altered to where the diff says so."""
+"""Each alteration to the place where the diff tells it."""
 
 
 @pytest.mark.fault
@@ -110,7 +110,7 @@ def test_f24_a_copy_that_ends_twice_changes_nothing_the_second_time() -> None:
 
 
 def silent(script: Script, after_ns: int) -> list[Finding]:
-    """What the lint of copies says about a script's stream when this time has passed since its last event."""
+    """The findings of the lint of copies about a script's stream when this time has passed since its last event."""
     watch, state = LintFold([Slow()]), CacheState()
     watch.resumed(state)
     for event in script.events:

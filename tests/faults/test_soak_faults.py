@@ -89,7 +89,7 @@ asyncio.run(main(sys.argv[1]))
 
 
 class Meter:
-    """What a process takes, looked at once a second."""
+    """The room that a process takes, looked at once a second."""
 
     def __init__(self, pid: int, directory: Path) -> None:
         self._proc, self._directory = Path(f"/proc/{pid}"), directory

@@ -169,7 +169,7 @@ async def test_the_page_of_a_real_run(real_page: str) -> None:
 
 
 class Account:
-    """What the figures of the policies and copies must be, by reading a recording event by event."""
+    """The true figures of the policies and copies, by reading a recording event by event."""
 
     def __init__(self, recording: Recording, last_seq: int) -> None:
         self.evicted: Counter[tuple[str, str]] = Counter()

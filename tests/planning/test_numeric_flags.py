@@ -141,7 +141,7 @@ def test_two_values_of_a_flag_give_two_reports(command: str, flag: str, monkeypa
 
 @cache
 def report(command: str, flags: tuple[tuple[str, Any], ...]) -> str:
-    """What the command says, without what it repeats of its flags."""
+    """The answer of the command, without the flags that it repeats."""
     arguments = [
         part for name, value in flags
         for part in (f"--{name.replace('_', '-')}", *(() if value is True else (str(value),)))

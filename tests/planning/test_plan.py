@@ -80,7 +80,7 @@ def test_a_figure_is_the_ratio_of_the_sums(parts: list[tuple[int, int]]) -> None
 
 
 def promised(options: SimulateOptions) -> tuple[float, float, float]:
-    """What the first half promises, its error, and what happened in the second."""
+    """The promise of the first half, its error, and the outcome of the second."""
     run = run_one(options)
     row = RunJudge(options, run, Goal(), check=True).row(Change("", options, memory=False), run)
     assert row.happened is not None
@@ -106,7 +106,7 @@ def test_what_the_first_half_of_chats_promises_happens_in_the_second() -> None:
 
 
 def test_the_held_back_half_is_not_looked_at() -> None:
-    """What is promised stays the same, whatever the second half does."""
+    """The promise stays the same, whatever the second half does."""
     run = [Answered(f"r{at}", 10, at % 10, 1_000_000) for at in range(400)]
     other = run[:200] + [Answered(f"r{at}", 10, 0, 9_000_000) for at in range(200, 400)]
     options = SimulateOptions(**SMALL)

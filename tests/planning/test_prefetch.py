@@ -99,7 +99,7 @@ def run(
 
 
 def counts(rig: Rig) -> PrefetchMemory:
-    """What became of the guesses, after everything fetched was accounted for."""
+    """The fate of the guesses, after everything fetched was accounted for."""
     memory = rig.leader.memory.prefetch
     assert memory.fetched == memory.used + memory.evicted + len(memory.unused)
     assert not memory.asked

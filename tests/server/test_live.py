@@ -189,7 +189,7 @@ async def test_the_facts_can_be_had_again_in_their_place_among_the_events(unread
 async def test_a_reader_that_comes_costs_the_leader_its_facts_and_not_its_memory(
     monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What policies remember of evicted blocks takes seconds to write down on a large machine."""
+    """The memory of policies for evicted blocks takes seconds to write down on a large machine."""
     async with daemon_at(None) as daemon:
         exported: list[int] = []
         leader, export = daemon.service.leader, daemon.service.leader.export

@@ -50,7 +50,7 @@ async def flooded(role: Role, answered: Counter[str], end: float) -> None:
 
 
 def bound_ns(lanes: int, seconds: float) -> int:
-    """What so many lanes may spend, with the last question of each."""
+    """The time that so many lanes may spend, with the last question of each."""
     return lanes * (SAVINGS_NS + round(seconds * 1e9) // SHARE + 2 * WORK_NS)
 
 

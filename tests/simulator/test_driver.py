@@ -190,7 +190,7 @@ class FakeLoopTime:
         return self.now_ns
 
     async def deliver(self, events: int, turns_apart: int) -> None:
-        """What the RPC library does: one event a turn at most, the next one a few turns later."""
+        """Works as the RPC library does: one event a turn at most, the next one a few turns later."""
         for _ in range(events):
             for _ in range(turns_apart):
                 await asyncio.sleep(0)

@@ -210,7 +210,7 @@ BEFORE: Final[dict[tuple[int, str], tuple[str, ...]]] = {
     (13, "escape"): ("enter",), (9, "Z"): ("z",), (9, "0"): ("-",), (9, "escape"): ("enter",),
     (9, "+"): ("-",), (9, "="): ("-",),
 }
-"""What has to be pressed first for a key to have something to do, by view and key."""
+"""The keys that have to be pressed before a key does something, by view and key."""
 LIVE: Final[dict[str, tuple[int, tuple[str, ...], str]]] = {
     **{str(number + 1): (10, (), word) for number, word in enumerate((
         "NEEDS YOU", "sorted by need", "STORY", "whole run", "TRANSFERS", "referenced", "BREAKPOINTS", "RECORDER",
@@ -278,7 +278,7 @@ def test_every_key_that_works_everywhere_has_a_case() -> None:
 
 
 def asked(actions: FakeActions) -> list[str]:
-    """What a key asked, in words."""
+    """The questions that a key asked, in words."""
     playback = actions.playback
     calls = [*actions.calls, *(playback.calls if playback is not None else [])]
     told = [f"call {call.verb if isinstance(call, Verb) else call[0]}" for call in calls]
@@ -307,7 +307,7 @@ async def test_every_key_that_works_everywhere_does_what_it_says(recording: bool
 
 
 TYPED: Final = {"right": ("left",), "end": ("left",), "ctrl+e": ("left",), "delete": ("left",), "down": ("up", "up")}
-"""What has to be pressed first for a key of the prompt to have something to do."""
+"""The keys that have to be pressed before a key of the prompt does something."""
 
 
 @pytest.mark.asyncio

@@ -34,7 +34,7 @@ class Screen:
         return done.stdout
 
     def text(self) -> str:
-        """What is on the screen."""
+        """The text on the screen."""
         return self._tmux("capture-pane", "-p")
 
     def until(self, *wanted: str) -> str:

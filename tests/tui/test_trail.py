@@ -220,7 +220,7 @@ def test_a_stretch_has_no_hole_and_both_stay_small(steps: list[str], kept: int, 
 
 
 def whole(trail: Trail, script: Script, at: int | None) -> None:
-    """What a reader at this place pages over is everything between its ends that the filter leaves."""
+    """A reader at this place pages over everything between its ends that the filter leaves."""
     events: Sequence[Event] = trail.events(at)
     seqs = [event.seq for event in events]
     assert len(trail.far) <= trailing.FAR_MAX

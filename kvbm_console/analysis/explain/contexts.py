@@ -55,7 +55,7 @@ class Twins(NamedTuple):
 
 
 class ContextMarks(Visitor):
-    """What streams told of the wanted blocks."""
+    """The words of streams about the wanted blocks."""
 
     def __init__(self, wanted: Collection[int]) -> None:
         super().__init__()

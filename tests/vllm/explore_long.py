@@ -1,9 +1,9 @@
 """Long explorations in chunks, which can be ended at any time and go on where they were.
 
 ``python -m tests.vllm.explore_long silent | tap [--release R] [--seeds A:B] [--for SECONDS]`` in the environment of
-``make test-vllm``. ``silent`` explores connectors under all profiles, and names each verdict that ``known`` of the
-tests does not have. ``tap`` compares runs that have a tap with the engine alone. Both print a table of all their
-chunks. Exit status 1: a verdict is not known, a run differs, or a tap had an error.
+``make test-vllm``. ``silent`` explores connectors under all profiles, and names each verdict that ``explore_known``
+does not have. ``tap`` compares runs that have a tap with the engine alone. Both print a table of all their chunks. Exit
+status 1: a verdict is not known, a run differs, or a tap had an error.
 
 Each chunk is a line of ``.releases/explore.jsonl``, and a chunk that has its line is not run again. Remove the file
 after a change of the program.
@@ -19,7 +19,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any, Final
-from unittest.mock import patch
 
 from tests.vllm.releases import RELEASES, beside
 
@@ -28,15 +27,13 @@ CHUNK: Final = 20
 """Seeds of a chunk: some 10 s of a core."""
 SILENT: Final = ("lru", "arc", "tiers", "simple", "multi", "nixl")
 WATCHED: Final = ("press", "abort", "reset")
-FULL: Final = 50
-"""Entries of a tap's queue that is to be full."""
 
 
 def silent(release: Any, name: str, seeds: range) -> dict[str, Any]:
     """Every profile with these seeds. Counts, and the verdicts that are not known."""
     from kvbm_console.explore.scenario import PROFILES, generate
     from kvbm_console.explore.vllm import Machine
-    from tests.vllm.test_explore import CONNECTORS, known
+    from tests.vllm.explore_known import CONNECTORS, known
 
     totals: Counter[str] = Counter(runs=0, steps=0, reads=0, left_out=0)
     findings: Counter[str] = Counter()
@@ -59,28 +56,14 @@ def silent(release: Any, name: str, seeds: range) -> dict[str, Any]:
 def watched(release: Any, place: str, seeds: range) -> dict[str, Any]:
     """Three profiles with these seeds, alone and with a tap. Counts, and the runs that differ."""
     from kvbm_console.explore.scenario import generate
-    from kvbm_console.explore.vllm import Machine
-    from kvbm_console.tap import recorder
-    from kvbm_console.tap import vllm as binding
-    from tests.vllm.features import Kept
-    from tests.vllm.test_explore import OFFLOADING, WAYS, Listened, decided
+    from tests.vllm.explore_known import OFFLOADING
+    from tests.vllm.explore_tapped import WAYS, Beside
 
-    totals: Counter[str] = Counter(runs=0, steps=0, errors=0)
-    differing = []
-    for profile in WATCHED:
-        for seed in seeds:
-            scenario = generate(profile, seed)
-            alone = Machine(release, OFFLOADING, scenario).play()
-            totals.update(runs=1, steps=alone.steps)
-            for way in WAYS[1:]:
-                room = FULL if way == "full" else recorder.QUEUE_MAX
-                with patch.object(binding, "Sender", Kept), patch.object(recorder, "QUEUE_MAX", room):
-                    machine = Listened(release, OFFLOADING, scenario, place, way)
-                    run = machine.play()
-                totals["errors"] += machine.sender.recorder.errors
-                if decided(run) != decided(alone):
-                    differing.append([profile, seed, way])
-    return {**totals, "differing": differing}
+    compared = Beside(release, OFFLOADING, place)
+    differing = [[profile, seed, way] for profile in WATCHED for seed in seeds
+                 for way in compared.differing(generate(profile, seed), WAYS[1:])]
+    return {"runs": compared.scenarios, "steps": compared.steps, "errors": compared.errors,
+            "dropped": compared.dropped, "differing": differing}
 
 
 KINDS: Final[dict[str, tuple[Callable[..., dict[str, Any]], tuple[str, ...]]]] = {

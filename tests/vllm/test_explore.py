@@ -3,7 +3,6 @@
 Law of this file: every fault that can be named is found, each within its limit of CPU time.
 """
 
-import copy
 import json
 import os
 import signal
@@ -11,8 +10,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -24,80 +21,42 @@ pytest.importorskip("vllm", reason="make test-vllm runs these")
 
 from kvbm_console.core.events import StimulusRejected
 from kvbm_console.explore import recorded, report, tapped
-from kvbm_console.explore.connector_faults import CONNECTOR_FAULTS
 from kvbm_console.explore.scenario import BLOCK, PROFILES, Arrive, CacheReset, Scenario, generate
-from kvbm_console.explore.shadow import FAULTS
 from kvbm_console.explore.vllm import Machine, Release, ScenarioRun
 from kvbm_console.recording.positions import verdict_seq
 from kvbm_console.recording.reader import Recording
 from kvbm_console.tap import recorder as recording
-from kvbm_console.tap import vllm as binding
-from kvbm_console.tap.flatten import drain
-from kvbm_console.tap.recorder import QUEUE_MAX
 from kvbm_console.testing import assert_replays
 from tests.benchmarks.bench_explore import RATIO_MAX
-from tests.vllm.engine import tap
+from tests.vllm import explore_long
+from tests.vllm.explore_faults import MEANINGS, first_hit
+from tests.vllm.explore_known import (
+    AGAIN,
+    CLEARED,
+    CONNECTORS,
+    DISPLACED,
+    LMCACHE,
+    MULTI,
+    NOT_REMOVED,
+    OFFLOADING,
+    OWN_RESERVATION,
+    SIMPLE,
+    TIERS,
+    TOLD_AS_CACHED,
+    TWICE,
+    UNCOUNTED,
+    known,
+)
 from tests.vllm.explore_speed import measured
-from tests.vllm.features import Kept
+from tests.vllm.explore_tapped import PLACES, Beside, Listened, decided
 
 pytestmark = pytest.mark.timeout(600)
 DAEMONS = int(os.environ.get("KVBM_EXPLORE_DAEMONS", "2"))
 """Runs beside a daemon that is stopped, and as many beside a daemon that is killed, with the tap at the scheduler and
 at the connector in turn."""
-SEEDS = range(*map(int, os.environ.get("KVBM_EXPLORE_SEEDS", "0:4").split(":")))
-"""Of each of three profiles, for the effect of the tap; ``0:3334`` for 10,000 scenarios."""
-OFFLOADING: dict[str, Any] = {"kv_connector": "OffloadingConnector"}
-ARC: dict[str, Any] = {**OFFLOADING, "kv_connector_extra_config": {"eviction_policy": "arc"}}
-SIMPLE: dict[str, Any] = {"kv_connector": "SimpleCPUOffloadConnector"}
-MULTI: dict[str, Any] = {
-    "kv_connector": "MultiConnector",
-    "kv_connector_extra_config": {"connectors": [{**one, "kv_role": "kv_both"} for one in (OFFLOADING, SIMPLE)]},
-}
-SYNC: dict[str, Any] = {**OFFLOADING, "kv_connector_extra_config": {"sync_load_budget_bytes": 2**20}}
-ANSWERS: dict[str, Any] = {**OFFLOADING, "kv_connector_extra_config": {"offload_prompt_only": False}}
-CHUNKS: dict[str, Any] = {**OFFLOADING, "kv_connector_extra_config": {"block_size": 4 * BLOCK}}
-TIERS: dict[str, Any] = {**OFFLOADING, "kv_connector_extra_config": {"secondary_tiers": [{"type": "fs"}]}}
-NIXL: dict[str, Any] = {"kv_connector": "NixlConnector"}
-LMCACHE: dict[str, Any] = {"kv_connector": "LMCacheMPConnector"}
 NEEDS_LMCACHE = "needs lmcache: pip install --no-deps lmcache aiofile caio"
-CONNECTORS = {"lru": OFFLOADING, "arc": ARC, "sync": SYNC, "answers": ANSWERS, "chunks": CHUNKS, "tiers": TIERS,
-              "simple": SIMPLE, "multi": MULTI, "nixl": NIXL}
-CLEARED = "truth of answers: device events"
-"""A reset of SimpleCPUOffloadConnector publishes AllBlocksCleared, which names no medium."""
-OWN_RESERVATION = "progress: deadlock with all blocks free"
-"""After a failed load a request waits for the blocks that are reserved for itself."""
-UNCOUNTED = "progress: deadlock with a loaded request that is not scheduled"
-"""The reservation of a loaded request counts the blocks of a sliding window as they will be, not as they are."""
-BEHIND_IT = {UNCOUNTED, "bounded wait: ask again without end"}
-"""The same with a loaded request behind it, or with requests that wait for its load."""
-AGAIN = "bounded wait: failed loads without end"
-"""After a load whose first block failed, the connector offers the same blocks again (vllm-project/vllm#55297)."""
-DISPLACED = "bounded wait: brought again without end"
-"""The chunks that a waiting request brings from files displace each other in the host tier."""
-TWICE = "no crash: AssertionError in scheduler.reset_cache"
-"""OffloadingConnector asserts that its cache is not reset twice before a step, with copies in flight."""
-NOT_REMOVED = "truth of answers: host events"
-"""A reset of the connector's cache publishes no removal of the host blocks."""
-TOLD_AS_CACHED = "truth of answers: cached tokens"
-"""After a failed load the tokens that did not come are told to the user as cached."""
-RESETS = [name for name, shape in PROFILES.items() if shape.resets]
-
-
-def known(name: str, profile: str) -> set[str]:
-    """The findings in this release that REFERENCE.md describes, for a connector and a profile."""
-    found = {NOT_REMOVED} if profile in RESETS and name not in ("multi", "nixl") else set()
-    if profile in RESETS and name in ("simple", "multi"):
-        found |= {CLEARED}
-    if profile == "failures":
-        found |= {OWN_RESERVATION, *BEHIND_IT, TOLD_AS_CACHED, AGAIN}
-    if name == "tiers":
-        found |= {DISPLACED}
-    if profile == "hybrid" and name in ("simple", "multi"):
-        found |= {UNCOUNTED}
-    if profile == "reset" and name not in ("simple", "nixl"):
-        found |= {TWICE}
-    return found | {("nixl", "hybrid"): {"right content: written by nobody"},
-                    ("chunks", "hybrid"): {"right content: written by load"}}.get((name, profile), set())
+SEEDS = range(2)
+"""Of each profile, for the effect of the tap. ``explore_long`` runs thousands of them."""
 
 
 @pytest.fixture(scope="module")
@@ -236,20 +195,9 @@ def test_the_engine_refuses_a_machine_and_the_search_goes_on(tmp_path: Path) -> 
     assert all(reason.startswith("groups window: ") for reason in report["left_out"])
 
 
-@pytest.mark.parametrize("fault", [*FAULTS, *CONNECTOR_FAULTS])
+@pytest.mark.parametrize("fault", MEANINGS)
 def test_a_planted_fault_is_found_within_a_minute_of_cpu(release: Release, fault: str) -> None:
-    connector = SYNC if fault == "late-sync-load" else OFFLOADING
-    began = time.process_time()
-    for seed in range(2_000):
-        for profile in PROFILES:
-            verdict = play(release, connector, profile, seed, fault).verdict
-            if verdict is None or verdict.signature in known("lru", profile):
-                continue
-            spent = time.process_time() - began
-            if play(release, connector, profile, seed).verdict != verdict:  # so that the fault is what is found
-                print(f"{fault}: {spent:.2f} s, {verdict.signature}")
-                return
-        assert time.process_time() - began < 60, fault
+    assert first_hit(release, fault) is not None
 
 
 def test_a_reset_of_simple_cpu_offload_says_that_the_device_was_cleared(release: Release) -> None:
@@ -280,65 +228,33 @@ def test_our_leader_follows_every_scenario_through_the_tap(release: Release, nam
             assert_replays(path)
 
 
-WAYS = ("nobody listens", "read at once", "frozen", "full", "killed")
-"""How a tap is listened to. ``frozen``: its queue is never emptied. ``full``: nor has it room, so that it drops."""
-
-
-def decided(run: ScenarioRun) -> tuple[Any, ...]:
-    """All that the engine has decided and published."""
-    return run.digest, run.published, run.steps, run.verdict
-
-
-class Listened(Machine):
-    """A machine with a tap at its connector or at its scheduler, listened to in one of ``WAYS``."""
-
-    def __init__(
-        self, release: Release, connector: dict[str, Any], scenario: Scenario, place: str, way: str = "",
-        **settings: Any,
-    ) -> None:
-        if place == "scheduler":
-            release = copy.copy(release)
-            release.scheduler = binding.tapped(release.scheduler, settings)
-        super().__init__(release, tap(connector, **settings) if place == "connector" else connector, scenario)
-        self.way, self.sender = way, getattr(self.scheduler, "kvbm_tap", self.connector).sender
-        if way not in ("", "nobody listens"):
-            self.sender.recorder.listen()
-
-    def step(self) -> bool:
-        happened = super().step()
-        recorder, steps = self.sender.recorder, self.run.steps
-        if self.way == "read at once" or (self.way == "killed" and steps < 10):
-            drain(recorder, self.sender.flattener, 10_000)
-        elif self.way == "killed" and steps == 10:
-            recorder.off()
-        return happened
-
-
-@pytest.mark.timeout(7_200)
-@pytest.mark.parametrize("place", ["connector", "scheduler"])
+@pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("name", CONNECTORS)
-def test_the_tap_changes_nothing_that_the_engine_decides(
-    release: Release, name: str, place: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_tap_changes_nothing_that_the_engine_decides(release: Release, name: str, place: str) -> None:
     """Every token, place, preemption, copy and flush is that of the engine alone."""
-    monkeypatch.setattr(binding, "Sender", Kept)
-    dropped: Counter[str] = Counter()
-    steps = errors = 0
+    compared = Beside(release, CONNECTORS[name], place)
     for profile in ("press", "abort", "reset"):
         for seed in SEEDS:
-            scenario = generate(profile, seed)
-            alone = Machine(release, CONNECTORS[name], scenario).play()
-            steps += alone.steps
-            for way in WAYS if seed < 10 else WAYS[1:]:  # a few runs show the first
-                monkeypatch.setattr(recording, "QUEUE_MAX", 50 if way == "full" else QUEUE_MAX)
-                machine = Listened(release, CONNECTORS[name], scenario, place, way)
-                watched = machine.play()
-                assert decided(watched) == decided(alone), (way, profile, seed)
-                dropped[way] += machine.sender.recorder.dropped
-                errors += machine.sender.recorder.errors
-    print(f"{release.version}, {place}: {3 * len(SEEDS)} seeds, {steps} steps, each alone, {', '.join(WAYS[1:])}")
-    assert not errors
-    assert {way for way, count in dropped.items() if count} == {"full"}
+            assert not compared.differing(generate(profile, seed)), (profile, seed)
+    assert not compared.errors
+    assert {way for way, count in compared.dropped.items() if count} == {"full"}
+
+
+def test_a_long_exploration_runs_each_chunk_once_and_tells_what_is_not_known(
+    release: Release, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second call runs the chunk that is left."""
+    monkeypatch.setattr(explore_long, "STATE", tmp_path / "state.jsonl")
+    monkeypatch.setattr(explore_long, "CHUNK", 1)
+    for seeds in (range(1), range(2)):
+        explore_long.explore("tap", release, ("connector",), seeds, 1e9)
+    assert [line["seeds"] for line in explore_long.done("tap")] == [[0, 1], [1, 2]]
+    assert explore_long.wrong("tap") == []
+    monkeypatch.setitem(explore_long.KINDS, "silent", (lambda *_: {
+        "runs": 1, "steps": 9, "findings": {"x": 1}, "unknown": [["press", 0, "x", "a sentence"]]}, ("lru",)))
+    explore_long.explore("silent", release, ("lru",), range(1), 1e9)
+    assert explore_long.wrong("silent") == [f"{release.version} lru press 0 x a sentence"]
+    assert list(explore_long.table("silent"))[-1].endswith("| 0 | 1 |")
 
 
 def test_a_step_costs_little_more_than_the_scheduler_alone(release: Release) -> None:

@@ -29,7 +29,7 @@ DETAIL_CHARS_MAX: Final = 1_000
 def record(answers: Iterable[dict[str, Any]], verdict: dict[str, Any], path: Path, name: str) -> Path:
     """Write the recording of a worker's answers. Raises ``UsageError`` when the path is taken."""
     stream = iter(answers)
-    settings = msgspec.convert(next(stream)["settings"], TapSettings)
+    settings = msgspec.convert(next(stream)["settings"], TapSettings, str_keys=True)
     watch = Watching(settings, LeaderConfig(block_tokens=BLOCK, g2_blocks=0, g3_blocks=0))
     tape = Tape(watch.leader)
     watch.dispatcher.publish = tape.take

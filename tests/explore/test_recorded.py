@@ -31,13 +31,13 @@ from tui.model.mirror import Mirror
 from tui.source import TargetSession
 
 
-def answers(steps: int) -> list[dict[str, Any]]:
+def answers(steps: int, name: str = "alone") -> list[dict[str, Any]]:
     """The answers of a worker that recorded this many steps of vLLM's own scheduler."""
-    run = kept("alone")
+    run = kept(name)
     told: list[dict[str, Any]] = [{"settings": run["settings"]}]
     for number, (messages, _) in enumerate(run["steps"][:steps]):
         told.append({"step": number, "messages": base64.b64encode(msgspec.msgpack.encode(messages)).decode()})
-    return told
+    return json.loads(json.dumps(told))  # a worker writes lines of JSON
 
 
 def live_request(steps: int) -> str:
@@ -76,6 +76,12 @@ def test_the_same_answers_are_the_same_recording(tmp_path: Path) -> None:
     verdict = {"monitor": "progress", "sentence": "nothing was scheduled"}
     one, other = (record(answers(30), verdict, tmp_path / f"{at}.mcap", "x").read_bytes() for at in range(2))
     assert one == other
+
+
+def test_a_finding_of_a_model_with_several_groups_is_recorded(tmp_path: Path) -> None:
+    path = record(answers(20, "hybrid"), {"monitor": "right content", "sentence": "x"}, tmp_path / "x.mcap", "content")
+    assert len(Recording.open(path).state_at(Recording.open(path).last_seq).pools) > 1
+    assert_replays(path)
 
 
 def test_a_recording_without_a_verdict_has_no_place_for_one() -> None:

@@ -41,6 +41,8 @@ NOT_REMOVED: Final = "truth of answers: host events"
 """A reset of the connector's cache publishes no removal of the host blocks."""
 TOLD_AS_CACHED: Final = "truth of answers: cached tokens"
 """After a failed load the tokens that did not come are told to the user as cached."""
+STORED_AGAIN: Final = {"right content: written by load", "right content: written by load, torn store"}
+"""After a reset of the connector's cache it stores places again that have left the window of a running request."""
 RESETS: Final = [name for name, shape in PROFILES.items() if shape.resets]
 
 
@@ -57,5 +59,6 @@ def known(name: str, profile: str) -> set[str]:
         found |= {UNCOUNTED}
     if profile == "reset" and name not in ("simple", "nixl"):
         found |= {TWICE}
-    return found | {("nixl", "hybrid"): {"right content: written by nobody"},
-                    ("chunks", "hybrid"): {"right content: written by load"}}.get((name, profile), set())
+    if profile == "hybrid":
+        found |= {"right content: written by nobody"} if name == "nixl" else STORED_AGAIN if name != "simple" else set()
+    return found

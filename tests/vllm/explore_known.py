@@ -41,8 +41,10 @@ NOT_REMOVED: Final = "truth of answers: host events"
 """A reset of the connector's cache publishes no removal of the host blocks."""
 TOLD_AS_CACHED: Final = "truth of answers: cached tokens"
 """After a failed load the tokens that did not come are told to the user as cached."""
-STORED_AGAIN: Final = {"right content: written by load", "right content: written by load, torn store"}
+STORED_AGAIN: Final = "right content: written by load"
 """After a reset of the connector's cache it stores places again that have left the window of a running request."""
+TORN: Final = STORED_AGAIN + ", torn store"
+"""The same where the store ends after the place was written."""
 RESETS: Final = [name for name, shape in PROFILES.items() if shape.resets]
 
 
@@ -59,6 +61,7 @@ def known(name: str, profile: str) -> set[str]:
         found |= {UNCOUNTED}
     if profile == "reset" and name not in ("simple", "nixl"):
         found |= {TWICE}
-    if profile == "hybrid":
-        found |= {"right content: written by nobody"} if name == "nixl" else STORED_AGAIN if name != "simple" else set()
+    if profile == "hybrid" and name != "simple":
+        found |= {"right content: written by nobody" if name == "nixl"
+                  else STORED_AGAIN if name in ("chunks", "tiers") else TORN}
     return found

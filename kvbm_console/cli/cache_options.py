@@ -48,7 +48,7 @@ STEP_NS_MAX: Final = 2 * SECOND_NS
 trace_options = options(
     click.option("--trace", metavar="SPEC",
                  help="FILE, whose first line shows its format, or mooncake:FILE, azure:FILE, burstgpt:FILE, "
-                      "dynamo:FILE, recording:DIR|FILE.mcap, multiturn[:key=value,...]."),
+                      "dynamo:FILE, lmcache:FILE.lct, recording:DIR|FILE.mcap, multiturn[:key=value,...]."),
     click.option("--limit", type=int, metavar="N", help="At most this many requests."),
     click.option("--seed", type=int, metavar="N", help="Seed of a generated trace."),
 )

@@ -1,4 +1,4 @@
-"""Traces that ``simulate`` and ``compare`` read beside the daemon's traces: recordings, and Azure and BurstGPT.
+"""Traces that ``simulate`` and ``compare`` read beside the daemon's traces.
 
 Law of this file: a line is used whole or refused with file, line number and error. The user is told the limits of a
 kind of trace (``note``).
@@ -20,6 +20,7 @@ import msgspec
 from kvbm_console.core.config import SECOND_NS
 from kvbm_console.core.errors import UsageError
 from kvbm_console.planning.dynamo import DynamoRequestTrace
+from kvbm_console.planning.lmcache import LMCACHE_NOTE, LMCacheTrace
 from kvbm_console.planning.recorded import RecordedWorkload
 from kvbm_console.simulator.embedded import parse_workload
 from kvbm_console.simulator.hashing import generated_hashes
@@ -27,10 +28,11 @@ from kvbm_console.simulator.traces import LINE_BYTES_MAX, TOKENS_MAX, TraceFile
 from kvbm_console.simulator.workloads import Capacities, Request, Workload
 
 KINDS: Final = (
-    "FILE", "mooncake:FILE", "azure:FILE", "burstgpt:FILE", "dynamo:FILE", "recording:DIR|FILE.mcap",
+    "FILE", "mooncake:FILE", "azure:FILE", "burstgpt:FILE", "dynamo:FILE", "lmcache:FILE", "recording:DIR|FILE.mcap",
     "multiturn[:key=value,...]",
 )
 NO_REUSE: Final = "the trace has lengths only, so no block is ever used again"
+_EXAMPLES: Final = {"recording": "recording:run/", "dynamo": "dynamo:trace.jsonl", "lmcache": "lmcache:trace.lct"}
 _AT_NS_MAX: Final = 2**62
 """More than a hundred years; the limit keeps nanoseconds within 64 bits."""
 
@@ -41,11 +43,13 @@ def named_trace(text: str) -> str:
     Raises ``UsageError`` for a file whose format is unknown or ambiguous.
     """
     path = Path(text)
-    named = text.partition(":")[0] in (*_MARKS, "dynamo", "recording", "multiturn")
+    named = text.partition(":")[0] in (*_MARKS, "dynamo", "lmcache", "recording", "multiturn")
     if named or not (path.exists() or "/" in text or path.suffix):
         return text
     if path.is_dir() or path.suffix == ".mcap":
         return f"recording:{text}"
+    if path.suffix == ".lct":
+        return f"lmcache:{text}"
     try:
         with path.open("rb") as file:
             line = next((line for line in iter(lambda: file.readline(LINE_BYTES_MAX), b"") if line.strip()), b"")
@@ -72,14 +76,16 @@ def _columns_of(line: bytes) -> set[str]:
 def parse_trace(text: str, limit: int | None = None) -> Workload:
     """The workload that ``--trace`` names. Raises ``UsageError`` with one sentence."""
     kind, _, rest = text.partition(":")
-    if kind in ("azure", "burstgpt", "dynamo", "recording"):
+    if kind in ("azure", "burstgpt", "dynamo", "lmcache", "recording"):
         if not rest:
-            example = {"recording": "recording:run/", "dynamo": "dynamo:trace.jsonl"}.get(kind, f"{kind}:trace.csv")
+            example = _EXAMPLES.get(kind, f"{kind}:trace.csv")
             raise UsageError(f"--trace {kind}: must name a file, as in {example}")
         if limit is not None and limit < 1:
             raise UsageError(f"--limit must be at least 1, got {limit}")
         if kind == "dynamo":
             return DynamoRequestTrace(Path(rest), limit)
+        if kind == "lmcache":
+            return LMCacheTrace(Path(rest), limit)
         return RecordedWorkload(rest, limit) if kind == "recording" else LengthsTrace(kind, Path(rest), limit)
     if kind not in ("mooncake", "multiturn") or (kind == "mooncake" and not rest):
         raise UsageError(f"--trace must be one of {', '.join(KINDS)}, got {text!r}")
@@ -90,6 +96,8 @@ def note_of(workload: Workload) -> str | None:
     """The limits of this kind of trace, for the user."""
     if isinstance(workload, RecordedWorkload):
         return workload.note
+    if isinstance(workload, LMCacheTrace):
+        return LMCACHE_NOTE
     return NO_REUSE if isinstance(workload, LengthsTrace) else None
 
 

@@ -24,7 +24,7 @@ from .model.events import concerns
 from .model.filters import Filter
 from .model.lints import Lints, Warning
 from .model.mirror import Mirror
-from .model.numbers import S, count, cut, duration, plain, plural
+from .model.numbers import S, count, cut, duration, plain, plural, wrap
 from .model.places import Mark, Marks, seq_at
 from .model.slots import SlotOrder
 from .model.sources import blocks_only
@@ -486,14 +486,16 @@ class Desk:
 def _no_requests(sentence: str, width: int) -> list[Line]:
     """The place of a view that needs requests, on a target that reports blocks alone: how to get requests."""
     texts = [
-        (f" {sentence}", "strong"),
-        (" This target follows KV-event streams (level 1): they name blocks and no", "text"),
-        (" request.", "text"),
-        (" The tap (level 2) reports every request of vLLM or SGLang and can hold it:", "text"),
-        ("", "text"), (f"   {TAP}", "key"), ("", "text"),
-        (" The reports of a stream stand in views 1 to 6, 8 Record and 9 Log.", "muted"),
+        (sentence, "strong"),
+        ("This target follows KV-event streams (level 1): they name blocks and no request.", "text"),
+        ("The tap (level 2) reports every request of vLLM or SGLang and can hold it:", "text"),
+        ("", "text"), (f"  {TAP}", "key"), ("", "text"),
+        ("The reports of a stream stand in views 1 to 6, 8 Record, 9 Log and p Prefixes.", "muted"),
     ]
-    return [Row().put(text, role).line("", width) for text, role in texts]
+    return [
+        Row().put(f" {part}", role).line("", width)
+        for text, role in texts for part in (wrap(text, width - 3) if len(text) > width - 3 else [text])
+    ]
 
 
 def _inside(line: Line, width: int) -> Line:

@@ -13,7 +13,7 @@ from tests.engines.payloads import batch, cleared, removed, stored
 from tests.engines.test_stream import House
 from tests.tui.desks import desk_of, everything
 from tests.tui.script import Script, connected
-from tui.desk import SLOT, SLOTS, TIERS, TIMELINE, TRANSFERS, WHY, Desk
+from tui.desk import BREAKS, MISSES, RECORD, SLOT, SLOTS, TIERS, TIMELINE, TRANSFERS, WHY, Desk
 from tui.keys import press
 from tui.model.sources import SOURCES_MAX
 
@@ -155,15 +155,51 @@ def test_an_engine_that_ended_is_grey_and_said_to_be(house: House, view: int) ->
 
 
 @pytest.mark.parametrize("size", [(80, 24), (200, 60)])
-@pytest.mark.parametrize("view", [SLOTS, SLOT, TIMELINE, TRANSFERS, WHY])
+@pytest.mark.parametrize("view", [SLOTS, SLOT, TIMELINE, TRANSFERS, WHY, MISSES])
 def test_a_view_of_requests_says_which_level_has_them(house: House, view: int, size: tuple[int, int]) -> None:
     one = desk(house)
     one.go(view)
     text = everything(one, *size)
     assert "An event stream names no request" in text
     assert "The tap in the engine does" in text
-    assert ("KVBM_TAP=unix:PATH vllm serve MODEL" in text) == (view == WHY)
+    assert ("KVBM_TAP=unix:PATH vllm serve MODEL" in text) == (view in (WHY, MISSES))
     assert all(row.text.rstrip()[-1:] != "…" for row in one.shown)
+    if view in (WHY, MISSES):
+        words = " ".join(row.text.strip() for row in one.shown)
+        for sentence in (one.view.needs_requests, "they name blocks and no request.", "9 Log and p Prefixes."):
+            assert sentence in words
+
+
+def test_totals_of_requests_are_unknown_in_a_stream(house: House) -> None:
+    one = desk(house)
+    one.go(RECORD)
+    numbers = " ".join(everything(one, 120, 40).partition("TOTALS")[2].split())
+    for name in ("requests", "finished", "preemptions", "prompt blocks", "hit blocks", "lost hits", "moved", "thrash"):
+        assert f"{name} –" in numbers
+    assert "evicted 2 " in numbers
+    assert "holds 0 " in numbers
+
+
+@pytest.mark.parametrize("size", [(80, 24), (200, 60)])
+def test_breakpoints_say_that_a_stream_cannot_be_held(house: House, size: tuple[int, int]) -> None:
+    one = desk(house)
+    one.go(BREAKS)
+    words = " ".join(everything(one, *size).split())
+    assert "A stream names no request, so nothing can be held. With the tap in the engine, breakpoints" in words
+    assert "EXAMPLES" not in words
+
+
+def test_shares_of_blocks_that_are_stored_again_are_not_cut_at_80_columns() -> None:
+    house = House(snapshots=False)
+    for first in range(0, 40_000, 2_000):
+        keys = range(first + 1, first + 2_001)
+        for _ in range(2):
+            house.send(stored(*keys))
+            house.send(*(removed(key) for key in keys))
+    one = desk(house)
+    one.go(TRANSFERS)
+    assert "of 80,000, 40,000 within 50 s " in everything(one, 80, 24).replace("\n", " \n")
+    assert "within 50 s of the eviction" in everything(one, 120, 40)
 
 
 def test_w_at_level_1_says_what_why_would_need(house: House) -> None:

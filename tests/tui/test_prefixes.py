@@ -23,7 +23,7 @@ from kvbm_console.stream.feed import EventsArrived, SnapshotTaken
 from tests.tui.desks import FakeActions, desk_of, everything
 from tests.tui.script import connected
 from tui.desk import PREFIXES, Desk
-from tui.draw.flame import BLOCKS, GONE, REQUESTS, Box, Layout, figures, lay_out
+from tui.draw.flame import BLOCKS, CACHED, GONE, REQUESTS, Box, Layout, figures, lay_out
 from tui.keys import press
 from tui.theme import THEMES, Theme
 
@@ -51,7 +51,7 @@ def own(box: Box) -> int:
 @settings(max_examples=60)
 @given(
     st.lists(st.lists(st.integers(0, 3), max_size=9), max_size=40), st.integers(1, 30), st.integers(1, 12),
-    st.sampled_from([REQUESTS, BLOCKS]),
+    st.sampled_from([REQUESTS, BLOCKS, CACHED]),
 )
 def test_nothing_is_dropped_silently(prompts: list[list[int]], cells: int, rows: int, by: str) -> None:
     forest = PrefixMap()
@@ -254,7 +254,7 @@ def test_an_event_stream_has_a_map_of_its_chains() -> None:
     desk = desk_of(items=[connected(), SnapshotTaken(CacheState()), EventsArrived(events)], late_ns=0)
     press(desk, "p")
     text = everything(desk)
-    assert "width = blocks" in text
+    assert "width = cached blocks" in text
     assert "3 blocks, 0 to 2 of the prompt" in text
     [top, left, right] = layout_by_blocks(desk).boxes
     assert [top.blocks, left.blocks, right.blocks] == [3, 3, 2]
@@ -275,3 +275,27 @@ def test_a_snapshot_of_a_stream_brings_its_chains() -> None:
     state.apply(ev.BlocksSeen(1, 10, 1, 0, pack_hashes(keys), b"", False, pack_ids([4]), pack_hashes([0])))
     desk = desk_of(items=[connected(), SnapshotTaken(state)], late_ns=0)
     assert [node.hashes for node in desk.mirror.prefixes.nodes()] == [keys]
+
+
+def test_a_stream_is_drawn_by_its_cached_blocks_however_many_were_evicted() -> None:
+    system, kept = chain([1, 2, 3]), chain([1, 2, 3, 4, 5])
+    gone = [chain([1, 2, 3, 100 + number, 7, 7])[3:] for number in range(400)]
+    events: list[ev.Event] = [
+        ev.PoolKnown(0, 0, 0, 0, 1, 0, 0, Tier.G1, "GPU", None, 16, Authority.STREAM),
+        ev.BlocksSeen(1, 10, 1, 0, pack_hashes(kept), b"", False, pack_ids([5]), pack_hashes([0])),
+    ]
+    for keys in gone:
+        at = len(events)
+        events.append(ev.BlocksSeen(at, 10 * at, at, 0, pack_hashes(keys), b"", False, pack_ids([3]),
+                                    pack_hashes([system[2]])))
+        events.append(ev.BlocksSeen(at + 1, 10 * at, at, 0, b"", pack_hashes(keys), False))
+    desk = desk_of(items=[connected(), SnapshotTaken(CacheState()), EventsArrived(events)], late_ns=0)
+    press(desk, "p")
+    text = everything(desk)
+    assert "width = cached blocks" in text
+    assert "5 blocks drawn" in text
+    assert "1,200 of prompts that no tier has" in text
+    assert "3 blocks, 2 behind" in text
+    assert "more" not in text
+    press(desk, "o")
+    assert "1,202 folded" in everything(desk)

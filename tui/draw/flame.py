@@ -3,7 +3,8 @@
 Theory of operation
 -------------------
 The map is a flame graph. A box is a run of blocks, and its width is the number of requests that share it, or the number
-of blocks behind it. Its height is the number of its blocks, and its place from the top is the position in the prompt.
+of blocks behind it, all or those that are cached now. Its height is the number of its blocks, and its place from the
+top is the position in the prompt.
 Children stand below their parent in the order in which they were seen first, so the picture does not jump.
 
     ███████████████████ 128 blocks, 30 requests
@@ -31,6 +32,8 @@ from .bars import divide
 
 REQUESTS: Final = "requests"
 BLOCKS: Final = "blocks"
+CACHED: Final = "cached blocks"
+"""Leaves out prompts without a block in any tier: an event stream tells of all that were ever stored."""
 STEPS: Final[tuple[int, ...]] = (1, 2, 3, 4, 5, 6, 8)
 """Blocks of a row of pixels, times a power of ten."""
 FIT: Final = 0.9
@@ -51,7 +54,7 @@ class Box(msgspec.Struct, gc=False, eq=False):
     blocks: int
     """Blocks of the run; of a fold, those of its longest way but for the longest tenth."""
     weight: int
-    """Requests, or blocks."""
+    """Requests, blocks, or cached blocks."""
     parent: "Box | None"
     folded: bool = False
     lies: bytes = b""
@@ -80,7 +83,8 @@ class Layout(msgspec.Struct):
     drawn_blocks: int
     folded_blocks: int
     unused_blocks: int
-    """Blocks of the map that no request of the window used."""
+    """Blocks of the map that no request of the window used; by cached blocks, those with no cached block behind them.
+    """
     unknown_blocks: int
     """Blocks in some tier whose place in a prompt is not known."""
     deepest: int
@@ -95,13 +99,14 @@ _Weight = Callable[[MapNode], int]
 
 
 class _Sizes:
-    """The blocks behind each node."""
+    """The blocks behind each node; of these only ``cached`` ones if given."""
 
-    def __init__(self, forest: PrefixMap) -> None:
+    def __init__(self, forest: PrefixMap, cached: set[int] | None) -> None:
         self.blocks: dict[int, int] = {}
         self.deepest: dict[int, int] = {}
         for node in reversed(list(forest.nodes())):
-            blocks, deepest = node.blocks, node.depth + node.blocks
+            blocks = node.blocks if cached is None else len(cached.intersection(node.hashes))
+            deepest = node.depth + node.blocks
             for child in node.children.values():
                 blocks += self.blocks[id(child)]
                 deepest = max(deepest, self.deepest[id(child)])
@@ -129,7 +134,8 @@ def lay_out(
     scale: int | None = None, since_ns: int = 0,
 ) -> Layout:
     """The boxes for a screen of ``cells`` by ``rows`` pixels, below ``zoom`` if given; seams of losses ``since_ns``."""
-    sizes = _Sizes(forest)
+    resident = set[int]().union(*(pool.by_hash for pool in state.pools))
+    sizes = _Sizes(forest, resident if by == CACHED else None)
 
     def weight_of(node: MapNode) -> int:
         return node.uses if by == REQUESTS else sizes.blocks[id(node)]
@@ -158,7 +164,6 @@ def lay_out(
         _fill(box, forest, state, since_ns)
     drawn = sum(box.blocks for box in boxes if not box.folded)
     folded = sum(len(box.lies) for box in boxes if box.folded)
-    resident = set[int]().union(*(pool.by_hash for pool in state.pools))
     return Layout(
         boxes, scale, drawn, folded, len(forest.node_of) - drawn - folded if zoom is None else 0,
         len(resident - forest.node_of.keys()), deepest,
@@ -199,7 +204,7 @@ def _box(node: MapNode, x: int, end: int, weight: int, parent: Box | None, weigh
     nodes = [node]
     while len(node.children) == 1:
         [child] = node.children.values()
-        if by == REQUESTS and weight_of(child) != weight:
+        if (by == REQUESTS and weight_of(child) != weight) or not weight_of(child):
             break
         nodes.append(child)
         node = child

@@ -135,7 +135,9 @@ def _lives(desk: Desk, state: CacheState, pool: PoolFacts, width: int) -> list[L
     lines = [row.line("", width)]
     soon = chains.again_within(WASTE_NS)
     row = Row().to(17).put(f"stored again {percent(again, stored)}{mark}", "caution" if 4 * again > stored else "text")
-    row.put(f" of {count(stored)}, {count(soon)} within {spoken(WASTE_NS)} of the eviction", "muted")
+    told = f" of {count(stored)}, {count(soon)} within {spoken(WASTE_NS)}"
+    more = " of the eviction"
+    row.put(told + (more if row.x + len(told + more) < width else ""), "muted")
     lines.append(row.line("", width))
     kept = kept_by(state, pool)
     if kept:

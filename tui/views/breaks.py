@@ -47,6 +47,9 @@ EXAMPLES = (
     ("to decoding when cached.g2 > 0 and tokens.prompt > 4000", "long prompts that host memory helped"),
 )
 """Texts to type behind ``b``; a test parses each."""
+NO_REQUESTS: Final = (
+    "A stream names no request, so nothing can be held. With the tap in the engine, breakpoints take effect."
+)
 _DEFAULTS = LeaderConfig()
 """The budget's numbers; a leader may be configured otherwise, so the share is told as a default."""
 
@@ -161,7 +164,7 @@ class Breaks(View):
             lines += [*gap, *_inside(desk, state, chosen, width, room - len(ended)), *ended]
         elif desk.mirror.ended_holds.last:
             lines += [*gap, *_ended(desk, width, height - len(lines) - len(gap))]
-        elif not state.breakpoints and desk.may_control:
+        elif not state.breakpoints and desk.may_control and not state.streams_only:
             lines += [*([BLANK] if height - len(lines) > len(EXAMPLES) + 1 else []), *_examples(desk, width)]
         return lines[:height]
 
@@ -178,11 +181,14 @@ class Breaks(View):
         return row.line("" if desk.tall else "bar", width)
 
     def _breakpoints(self, desk: Desk, state: CacheState, width: int) -> list[Line]:
+        note = []
+        if state.streams_only:
+            note = [Row().put(f" {part}", "caution").line() for part in wrap(NO_REQUESTS, width - 3)]
         if not state.breakpoints:
             text = " b sets a breakpoint on the selected slot, or on every slot that enters a state."
-            return [Row().put(text if desk.may_control else " No breakpoint is set.", "muted").line()]
+            return note or [Row().put(text if desk.may_control else " No breakpoint is set.", "muted").line()]
         places = table.layout(SHOWN, width)
-        lines = [table.header(places)]
+        lines = [*note, table.header(places)]
         numbers = listed(desk, state)
         at = numbers.index(self.breakpoint) if self.breakpoint in numbers else None
         self.top = table.window(len(numbers), at, self.top, BREAKPOINTS_SHOWN)

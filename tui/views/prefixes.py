@@ -15,7 +15,7 @@ from kvbm_console.core.state import CacheState
 
 from ..desk import Desk, View
 from ..draw.bars import divide
-from ..draw.flame import BLOCKS, GONE, REQUESTS, STEPS, Box, Figures, Layout, figures, lay_out
+from ..draw.flame import BLOCKS, CACHED, GONE, REQUESTS, STEPS, Box, Figures, Layout, figures, lay_out
 from ..draw.flame_svg import picture, shares_of
 from ..draw.frame import Hint
 from ..draw.spans import Line, Row, Span
@@ -57,7 +57,7 @@ class Prefixes(View):
 
     words = (
         ("box", "blocks of a prompt in a row; every request below it shares them"),
-        ("width", "requests of the last ten minutes with these blocks; o: blocks behind them"),
+        ("width", "requests of the last ten minutes with these blocks; o: blocks behind; in a stream cached blocks"),
         ("row", "position in the prompt, from the first block on top"),
         ("colour", "the nearest tier that has the block now; dark: none has it"),
         ("brightness", "bright: used in the last 15 s; dim: not for two minutes"),
@@ -67,7 +67,7 @@ class Prefixes(View):
 
     def __init__(self) -> None:
         self.by: str | None = None
-        """None until it is chosen: requests, and blocks where no request is known."""
+        """None until it is chosen: requests, and cached blocks where no request is known."""
         self.scale: int | None = None
         self.zoom: list[int] = []
         """The first hashes of the boxes that were zoomed into."""
@@ -79,7 +79,10 @@ class Prefixes(View):
     # --- layout ------------------------------------------------------------------------------------------------------
 
     def _by(self, desk: Desk) -> str:
-        return self.by or (BLOCKS if desk.mirror.facts.streams_only else REQUESTS)
+        return self.by or _default(desk)
+
+    def _other(self, desk: Desk) -> str:
+        return _default(desk) if self._by(desk) == BLOCKS else BLOCKS
 
     def _zoomed(self, forest: PrefixMap) -> MapNode | None:
         while self.zoom:
@@ -130,7 +133,7 @@ class Prefixes(View):
         drawn = self._layout(desk, width - GUTTER - 1, rows * 2 if pixels else rows)
         layout = drawn.layout
         box = self._chosen(desk, layout)
-        lines = [self._head(desk, layout, width), _missing(desk, layout, width), _legend(desk, width)]
+        lines = [self._head(desk, layout, width), _missing(desk, layout, self._by(desk), width), _legend(desk, width)]
         grid = _paint(layout, drawn.top_of, box, desk.now_ns, width - GUTTER - 1, rows * 2 if pixels else rows)
         zoomed = self._zoomed(forest)
         base, each = (0 if zoomed is None else zoomed.depth), 2 if pixels else 1
@@ -178,7 +181,7 @@ class Prefixes(View):
         return [
             ("h l", "beside"), ("↑↓", "in front, behind"), ("enter", "close" if self.panel else "details"),
             ("z", "zoom in"), *([("Z", "out")] if self.zoom else []),
-            ("o", "by requests" if self._by(desk) == BLOCKS else "by blocks"),
+            ("o", f"by {self._other(desk)}"),
             ("+ −", "scale"), ("0", "fit"), ("e", "export"),
         ]
 
@@ -201,7 +204,7 @@ class Prefixes(View):
         elif key == "Z":
             self.zoom = self.zoom[:-1]
         elif key == "o":
-            self.by = REQUESTS if self._by(desk) == BLOCKS else BLOCKS
+            self.by = self._other(desk)
         elif key in ("+", "-", "=") and self._drawn is not None:
             self.scale = _step(self._drawn.layout.scale, finer=key != "-")
         elif key == "0":
@@ -364,8 +367,8 @@ def _labels(
             continue
         texts = (f"{count(box.blocks)} blocks ×{count(box.weight)}", f"{count(box.blocks)} ×{count(box.weight)}",
                  f"×{count(box.weight)}")
-        if by == BLOCKS:
-            behind = count(box.weight - box.blocks)
+        if by != REQUESTS:
+            behind = count(box.weight - (box.blocks if by == BLOCKS else len(box.lies) - box.lies.count(GONE)))
             texts = (f"{count(box.blocks)} blocks, {behind} behind", f"{count(box.blocks)} blocks", count(box.blocks))
         if box.folded:
             texts = (f"+{count(len(box.nodes))} more", f"+{count(len(box.nodes))}", "")
@@ -390,6 +393,10 @@ def _overlaid(spans: list[Span], labels: list[tuple[int, str, str]]) -> list[Spa
 # --- rows of words ---------------------------------------------------------------------------------------------------
 
 
+def _default(desk: Desk) -> str:
+    return CACHED if desk.mirror.facts.streams_only else REQUESTS
+
+
 def _nobody(desk: Desk) -> str:
     return "an event stream names no request" if desk.mirror.facts.streams_only else f"no request in {_window(desk)}"
 
@@ -401,14 +408,15 @@ def _window(desk: Desk) -> str:
     return "10 min" if known >= WINDOW_NS else spoken(known)
 
 
-def _missing(desk: Desk, layout: Layout, width: int) -> Line:
+def _missing(desk: Desk, layout: Layout, by: str, width: int) -> Line:
     """The numbers of what is not drawn."""
     row = Row().put(f" {count(layout.drawn_blocks)} blocks drawn", "muted")
     forest, coverage = desk.mirror.prefixes, desk.mirror.coverage
+    unused = "of prompts that no tier has" if by == CACHED else f"unused in {_window(desk)}"
     deeper = f"{count(layout.deeper)} {'requests' if forest.root.uses else 'blocks'} go deeper"
     told = [
         (layout.folded_blocks, f"{count(layout.folded_blocks)} folded", "muted"),
-        (layout.unused_blocks, f"{count(layout.unused_blocks)} unused in {_window(desk)}", "muted"),
+        (layout.unused_blocks, f"{count(layout.unused_blocks)} {unused}", "muted"),
         (layout.unknown_blocks, f"{count(layout.unknown_blocks)} cached, prompt unknown", "muted"),
         (layout.deeper, deeper, "muted"),
         (forest.forgotten_blocks, f"{count(forest.forgotten_blocks)} forgotten", "muted"),

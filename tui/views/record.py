@@ -15,7 +15,7 @@ from ..draw import bars, table, words
 from ..draw.frame import Hint, bar_at
 from ..draw.spans import BLANK, Line, Row
 from ..draw.table import MOVES, Table, moved
-from ..model.numbers import S, count, cut, cut_middle, duration, plain, plural, size
+from ..model.numbers import UNKNOWN, S, count, cut, cut_middle, duration, plain, plural, size
 from ..model.places import distance
 from ..model.seeks import moment_of
 from ..model.series import resample
@@ -247,20 +247,22 @@ def _gaps(desk: Desk, width: int) -> list[Line]:
 
 
 def _totals(desk: Desk, width: int) -> list[Line]:
-    """Counts since the incarnation began, as the facts keep them."""
+    """Counts since the incarnation began, as the facts keep them. A stream leaves those of requests unknown."""
     state = desk.mirror.facts
     totals: Totals = state.totals
     lines = [desk.title("TOTALS", "since the incarnation began")]
-    pairs = [
-        ("requests", count(totals.slots_opened)), ("finished", count(sum(totals.finished))),
-        ("preemptions", count(totals.preemptions)), ("prompt blocks", count(totals.prompt_blocks)),
-        ("hit blocks", count(sum(totals.hit_blocks))), ("lost hits", count(totals.lost_blocks)),
-        ("evicted", count(sum(totals.evicted_blocks))), ("moved", count(sum(totals.moved_blocks.values()))),
-        ("thrash", count(sum(totals.returned_blocks))), ("skipped", count(sum(totals.skipped))),
-        ("rejected", count(totals.rejected)), ("refused reports", count(totals.completions_refused)),
-        ("holds", count(totals.holds)), ("holds denied", count(totals.hold_denied)),
-        ("violations", count(totals.violations)), ("epoch", count(state.epoch)),
+    told = not state.streams_only
+    counts = [
+        ("requests", told, totals.slots_opened), ("finished", told, sum(totals.finished)),
+        ("preemptions", told, totals.preemptions), ("prompt blocks", told, totals.prompt_blocks),
+        ("hit blocks", told, sum(totals.hit_blocks)), ("lost hits", told, totals.lost_blocks),
+        ("evicted", True, sum(totals.evicted_blocks)), ("moved", told, sum(totals.moved_blocks.values())),
+        ("thrash", told, sum(totals.returned_blocks)), ("skipped", told, sum(totals.skipped)),
+        ("rejected", True, totals.rejected), ("refused reports", True, totals.completions_refused),
+        ("holds", True, totals.holds), ("holds denied", True, totals.hold_denied),
+        ("violations", True, totals.violations), ("epoch", True, state.epoch),
     ]
+    pairs = [(name, count(number) if known else UNKNOWN) for name, known, number in counts]
     across = 2 if width < 110 else 4
     for start in range(0, len(pairs), across):
         row = Row()

@@ -112,33 +112,27 @@ class Missing(msgspec.Struct):
 
     def add_all(self, others: "Iterable[Missing]") -> None:
         """The missing prefixes of other digests. A block that a side does not name counts as its smallest entry."""
-        floors = 0
-        both: dict[int, MissedFrom] = {}
-        known: dict[int, int] = {}
-        """Block to the smallest entries of the sides that name it."""
-        reasons: dict[int, tuple[int, str]] = {}
-        """Block to the reason of the side with the most requests."""
-        for side in (Missing(self.of), *others):
-            floor = side._floor
+        sides = [self.of, *(other.of for other in others)]
+        floors, above = 0, dict[int, int]()
+        """What each block may have missed beyond the floors of all sides."""
+        for side in sides:
+            floor = Missing(side)._floor
             floors += floor
-            for key, entry in side.of.items():
-                found = both.get(key)
-                if found is None:
-                    both[key] = MissedFrom(entry.blocks, entry.error, entry.requests, entry.why)
-                    known[key], reasons[key] = floor, (entry.requests, entry.why)
-                else:
-                    reasons[key] = max(reasons[key], (entry.requests, entry.why))
-                    found.blocks += entry.blocks
-                    found.error += entry.error
-                    found.requests += entry.requests
-                    known[key] += floor
-        for key, entry in both.items():
-            unnamed = floors - known[key]
-            entry.blocks += unnamed
-            entry.error += unnamed
-            _, entry.why = reasons[key]
-        most = sorted(both, key=lambda key: (-both[key].blocks, key))[:MISSING_MAX]
-        self.of = {key: both[key] for key in most}
+            for key, entry in side.items():
+                above[key] = above.get(key, 0) + entry.blocks - floor
+        most = sorted(above, key=lambda key: (-above[key], key))[:MISSING_MAX]
+        added = {key: MissedFrom(floors + above[key], floors + above[key]) for key in most}
+        reasons = dict.fromkeys(most, (0, ""))
+        """Block to the reason of the side with the most requests."""
+        for side in sides:
+            for key in side.keys() & added.keys():  # few of many: only the rest of these is added up
+                entry, found = side[key], added[key]
+                found.error -= entry.blocks - entry.error
+                found.requests += entry.requests
+                reasons[key] = max(reasons[key], (entry.requests, entry.why))
+        for key, found in added.items():
+            _, found.why = reasons[key]
+        self.of = added
 
 
 class Digest(msgspec.Struct):

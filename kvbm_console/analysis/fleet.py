@@ -132,10 +132,12 @@ def by_need(rows: Iterable[DaemonRow]) -> list[DaemonRow]:
     return sorted(rows, key=lambda row: (WORDS.index(row.stands), row.hit_rate or 0.0, row.name, row.target))
 
 
-def report_of(rows: Sequence[DaemonRow]) -> FleetReport:
-    """The fleet as its rows tell it; ``missing`` is left to the caller, who can ask where the blocks lie."""
+def report_of(rows: Sequence[DaemonRow], summed: FleetReport | None = None) -> FleetReport:
+    """The fleet as its rows tell it, with the sum and the ``missing`` of an earlier report if it is given. Without one
+    ``missing`` is left to the caller, who can ask where the blocks lie."""
     stands = dict.fromkeys(WORDS, 0)
     for row in rows:
         stands[row.stands] += 1
-    told = total(row.summary.digest for row in rows if row.summary is not None)
-    return FleetReport(by_need(rows), stands, told)
+    if summed is not None:
+        return FleetReport(by_need(rows), stands, summed.digest, summed.missing)
+    return FleetReport(by_need(rows), stands, total(row.summary.digest for row in rows if row.summary is not None))

@@ -31,6 +31,11 @@ class FleetView(ABC):
     """A fleet that can be asked, as an asynchronous context manager."""
 
     rows: list[DaemonRow]
+    _summed: FleetReport | None = None
+    """The last report whose sum was made anew."""
+    _summed_s = 0.0
+    _watching = 0
+    """Daemons that the last sum has a digest of."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -46,12 +51,19 @@ class FleetView(ABC):
     async def find(self, hashes: Sequence[int], request: str = "") -> dict[str, list[Located]]:
         """Target to what its daemon has; daemons that do not answer are left out."""
 
-    async def look(self) -> FleetReport:
-        """The fleet as it is now, and where the prefixes lie that miss most."""
+    async def look(self, older_s: float = 0.0) -> FleetReport:
+        """The fleet as it is now, and where the prefixes lie that miss most.
+
+        The sum over all daemons and those places may be ``older_s`` seconds old, unless more daemons tell a digest.
+        """
         await self.refresh()
-        report = report_of(self.rows)
-        report.missing = await self._where(report.digest.missing.most(MISSING_SHOWN))
-        return report
+        watching = sum(row.summary is not None and row.summary.watching for row in self.rows)
+        if self._summed is not None and watching <= self._watching and time.monotonic() < self._summed_s + older_s:
+            return report_of(self.rows, self._summed)
+        self._watching, self._summed_s = watching, time.monotonic()
+        self._summed = report_of(self.rows)
+        self._summed.missing = await self._where(self._summed.digest.missing.most(MISSING_SHOWN))
+        return self._summed
 
     async def first_look(self) -> FleetReport:
         """As ``look``, after every daemon that answers has read its own past, or had ``FIRST_S`` for it."""

@@ -1,8 +1,8 @@
 """``python -m tests.benchmarks.fleet_broker 1000``: a view of a fleet at a real NATS broker, and its share of a core.
 
 One process publishes the summaries of all daemons, each every two seconds and with a full digest, and answers their
-questions. So the figures are those of the looking side. The summaries that came are counted, because a busy machine
-publishes fewer.
+questions. So the figures are those of the looking side, which looks and draws as the screen does. The summaries that
+came are counted, because a busy machine publishes fewer.
 """
 
 import asyncio
@@ -32,8 +32,10 @@ from kvbm_console.client.broker import (
 from kvbm_console.client.brokered import BrokeredFleet
 from server.publisher import LOOKED_S
 from tests.server.brokers import nats_server
+from tui.fleet import SUM_EVERY_S, FleetDesk
 
-ROUNDS = 5
+ROUNDS = 15
+SCREEN = 200, 60
 HOLDERS = 4
 
 
@@ -107,8 +109,10 @@ async def look(url: str) -> None:
         found = await fleet.find([1])
     print(f"{len(found)} answers, {sum(bool(answers[0].tiers) for answers in found.values())} have it")
     wall, cpu, heard = time.perf_counter(), time.process_time(), 0
+    desk = FleetDesk()
     for _ in range(ROUNDS):
-        await fleet.look()
+        desk.report = await fleet.look(SUM_EVERY_S)
+        desk.draw(*SCREEN)
         await asyncio.sleep(LOOKED_S)
     wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
     print(f"{ROUNDS} looks: {heard / wall:.0f} summaries a second, {100 * cpu / wall:.1f} % of a core, "

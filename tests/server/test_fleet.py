@@ -4,14 +4,15 @@ Law of this file: the fleet's figures are those that the daemons' own facts coun
 """
 
 import asyncio
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
 
 from kvbm_console.analysis.digest import Digest, MissedFrom
-from kvbm_console.analysis.fleet import DaemonRow, DaemonSummary, Elsewhere, FleetReport, Problem, report_of
-from kvbm_console.client.fleet import Fleet, targets_of
+from kvbm_console.analysis.fleet import DaemonRow, DaemonSummary, Elsewhere, FleetReport, Located, Problem, report_of
+from kvbm_console.client.fleet import Fleet, FleetView, targets_of
 from kvbm_console.core.errors import UsageError
 from kvbm_console.core.ids import Tier
 from server import lints
@@ -72,6 +73,35 @@ async def test_a_fleet_is_the_sum_of_its_daemons_and_the_dead_keep_their_row() -
             assert row.summary is not None
             assert (row.stands, row.summary.digest.finished) == ("gone", 40), "the last that it told stays"
             assert row.silent_s > 0
+
+
+@pytest.mark.asyncio
+async def test_a_sum_may_be_old_and_rows_are_not() -> None:
+    class Three(FleetView):
+        rows = fleet_of(3).rows
+        finds = 0
+
+        async def __aexit__(self, *_: object) -> None: ...
+
+        async def refresh(self) -> None:
+            for row in self.rows:
+                if row.summary is not None:
+                    row.summary.seq += 1
+                    row.summary.digest.finished += 1
+                    row.summary.digest.missing.add(1, 5, "evicted")
+
+        async def find(self, hashes: Sequence[int], request: str = "") -> dict[str, list[Located]]:
+            self.finds += 1
+            return {row.target: [Located(["g2"])] for row in self.rows}
+
+    fleet = Three()
+    assert [(await fleet.look()).digest.finished for _ in range(3)] == [2, 4, 6]
+    told = await fleet.look(3_600.0)
+    assert (told.digest.finished, fleet.finds) == (6, 3)
+    assert [row.summary.seq for row in told.rows if row.summary is not None] == [5, 5]
+    assert told.missing[0].lies_at == {row.target: ["g2"] for row in told.rows}
+    fleet.rows[1].summary = fleet_of(1_000).rows[-1].summary
+    assert (await fleet.look(3_600.0)).digest.finished == 11, "a daemon more tells a digest"
 
 
 @pytest.mark.asyncio

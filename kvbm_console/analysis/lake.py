@@ -1,7 +1,7 @@
-"""The lake: blocks, lookups and copies of many engines as Parquet files, for questions in SQL.
+"""The lake: blocks, lookups, copies and requests of many engines as Parquet files, for questions in SQL.
 
     LAKE/blocks/day=2026-11-23/engine=prod-3/9f21c0-00000004.parquet
-         lookups/...      transfers/...
+         lookups/...      transfers/...      requests/...
 
 A file holds the rows of ``CHUNK_EVENTS`` events of one run of one engine, on one day of the wall's clock (UTC). Its
 name follows from its events, so rows that are made again replace themselves (``lake_files``).
@@ -9,9 +9,11 @@ name follows from its events, so rows that are made again replace themselves (``
 Law of this file: the stored rows of a block less its evicted rows are the places that hold it, after every event.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
+
+import msgspec
 
 from kvbm_console.analysis.admissions import FirstMisses
 from kvbm_console.analysis.lake_questions import TABLES
@@ -19,6 +21,7 @@ from kvbm_console.analysis.visitor import Visitor
 from kvbm_console.core import events as ev
 from kvbm_console.core.columns import unpack_hashes, unpack_ids
 from kvbm_console.core.config import SECOND_NS
+from kvbm_console.core.ids import SlotState
 from kvbm_console.core.state import CacheState
 from kvbm_console.core.tiers import READY, PoolFacts
 from kvbm_console.stream.feed import GapSeen
@@ -38,8 +41,16 @@ Write = Callable[[str, int, int, list[list[Any]]], None]
 """Takes (table, chunk, day, columns) of a file, as far as its events were seen."""
 
 
+class LiveRequest(msgspec.Struct):
+    """The part of a live request that its slot does not keep."""
+
+    first_token_ns: int | None = None
+    lost_blocks: int = 0
+    """Prompt blocks that were found, and whose load failed."""
+
+
 class LakeRows(Visitor):
-    """Makes the rows of the three tables. ``anchor_ns`` is the wall's time at the engine's time 0.
+    """Makes the rows of the tables. ``anchor_ns`` is the wall's time at the engine's time 0.
 
     ``whole`` is called with a chunk after its files were written, if all of its events were seen.
     """
@@ -59,13 +70,17 @@ class LakeRows(Visitor):
         self._known: Counter[Block] = Counter()
         """Places that hold each block, as the rows so far tell."""
         self._misses = FirstMisses()
+        self._live: defaultdict[int, LiveRequest] = defaultdict(LiveRequest)
+        self._waits: set[int] = set()
+        """Live slots whose arrival was seen and that have no first token."""
         self.every = self._next
         self.before = {
             ev.BlocksEvicted: self._evicted, ev.SlotClosed: self._closed, ev.CandidateEnded: self._copied,
         }
         self.after = {
             ev.BlocksFilled: self._filled, ev.BlocksReady: self._ready, ev.BlocksSeen: self._seen,
-            ev.LookupAnswered: self._looked_up, ev.PrefixScored: self._scored,
+            ev.LookupAnswered: self._looked_up, ev.PrefixScored: self._scored, ev.HitsLost: self._lost,
+            ev.SlotOpened: self._opened, ev.SlotMoved: self._moved,
             **dict.fromkeys(_WHOLE, self._compare),
         }
 
@@ -86,6 +101,9 @@ class LakeRows(Visitor):
     def resumed(self, state: CacheState, gap: GapSeen | None) -> None:
         """Blocks that are there already, and those that came and went in a gap, are told as of now."""
         self._misses.keep(state.slots)
+        self._waits.clear()  # their first token may have come in the gap
+        for slot in self._live.keys() - state.slots.keys():
+            del self._live[slot]
         self._seq, at_ns = state.seq, state.at_ns
         if self._began is None:
             self._began = state.seq
@@ -153,7 +171,7 @@ class LakeRows(Visitor):
             for (pool, tier, key), count in change.items():
                 self._block(at_ns, op, pool, tier, [key] * count, None)
 
-    # --- lookups and copies ---
+    # --- lookups, copies, requests ---
 
     def _looked_up(self, e: ev.LookupAnswered, state: CacheState) -> None:
         self._misses.looked_up(e)
@@ -164,8 +182,26 @@ class LakeRows(Visitor):
         missed = (None, 0, None) if miss is None else (miss.key, miss.blocks, miss.why.label)
         self._row("lookups", e.at_ns, (e.slot, slot.request, e.prompt_blocks, *e.hits, *missed))
 
+    def _lost(self, e: ev.HitsLost, state: CacheState) -> None:
+        self._live[e.slot].lost_blocks += e.blocks
+
+    def _opened(self, e: ev.SlotOpened, state: CacheState) -> None:
+        self._waits.add(e.slot)
+
+    def _moved(self, e: ev.SlotMoved, state: CacheState) -> None:
+        if e.new is SlotState.DECODING and e.slot in self._waits:
+            self._waits.discard(e.slot)
+            self._live[e.slot].first_token_ns = self._anchor_ns + e.at_ns
+
     def _closed(self, e: ev.SlotClosed, state: CacheState) -> None:
+        slot, course = state.slots[e.slot], self._live.pop(e.slot, LiveRequest())
         self._misses.closed(e.slot)
+        self._waits.discard(e.slot)
+        self._row("requests", e.at_ns, (
+            e.slot, slot.request, self._anchor_ns + slot.opened_ns, course.first_token_ns, slot.prompt_tokens,
+            slot.prompt_blocks, slot.preemptions, course.lost_blocks,
+            None if slot.reason is None else slot.reason.label,
+        ))
 
     def _copied(self, e: ev.CandidateEnded, state: CacheState) -> None:
         copy = state.candidates[e.candidate]

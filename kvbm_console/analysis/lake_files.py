@@ -102,7 +102,7 @@ def _replace(path: Path, write: Callable[[Path], object]) -> None:
 
 def _schema(arrow: Any, table: str) -> Any:
     kinds = {"hash": arrow.uint64(), "miss_hash": arrow.uint64()}
-    kinds |= dict.fromkeys(("op", "tier", "request", "why", "route", "status"), arrow.string())
+    kinds |= dict.fromkeys(("op", "tier", "request", "why", "route", "status", "reason"), arrow.string())
     return arrow.schema([arrow.field(name, kinds.get(name, arrow.int64())) for name in TABLES[table]])
 
 

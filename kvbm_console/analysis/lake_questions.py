@@ -3,6 +3,7 @@
 Law of this file: a question only reads, and names each of its figures.
 """
 
+import re
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,6 +17,8 @@ TABLES: Final[dict[str, tuple[str, ...]]] = {
     "lookups": ("seq", "at_ns", "slot", "request", "prompt_blocks", "g1", "g2", "g3", "g4", "miss_hash",
                 "missed_blocks", "why"),
     "transfers": ("seq", "at_ns", "slot", "request", "route", "blocks", "queue_ns", "wire_ns", "status"),
+    "requests": ("seq", "at_ns", "slot", "request", "opened_ns", "first_token_ns", "prompt_tokens", "prompt_blocks",
+                 "preemptions", "lost_blocks", "reason"),
 }
 """Table to its columns. Times are the wall's, in nanoseconds since 1970; a hash is a number of 64 bits."""
 QUESTIONS: Final[dict[str, str]] = {
@@ -52,11 +55,56 @@ QUESTIONS: Final[dict[str, str]] = {
                round(quantile_cont(queue_ns, 0.99) / 1e6, 3) as queue_p99_ms,
                round(quantile_cont(wire_ns, 0.99) / 1e6, 3) as wire_p99_ms
         from transfers where wire_ns is not null group by route order by blocks desc, route""",
+    "times": """
+        select engine, count(*) as requests, sum(preemptions)::bigint as preemptions,
+               round(quantile_cont(first_token_ns - opened_ns, 0.5) / 1e6, 3) as first_token_p50_ms,
+               round(quantile_cont(first_token_ns - opened_ns, 0.99) / 1e6, 3) as first_token_p99_ms,
+               round(quantile_cont(at_ns - opened_ns, 0.5) / 1e6, 3) as latency_p50_ms,
+               round(quantile_cont(at_ns - opened_ns, 0.99) / 1e6, 3) as latency_p99_ms
+        from requests group by rollup (engine) order by engine nulls first""",
+    "reuse": """
+        with missed as (select engine, at_ns, miss_hash as hash, missed_blocks from lookups
+                        where miss_hash is not null),
+             held as (select engine, hash, at_ns, sum(sum(if(op = 'stored', 1, -1)))
+                      over (partition by engine, hash order by at_ns) as places
+                      from blocks where hash in (select hash from missed) group by engine, hash, at_ns),
+             changed as (select engine, hash, at_ns, (places > 0)::int
+                         - coalesce(lag(places) over (partition by engine, hash order by at_ns) > 0, false)::int
+                         as change from held),
+             fleet as (select hash, at_ns, sum(sum(change)) over (partition by hash order by at_ns) as engines
+                       from changed where change <> 0 group by hash, at_ns),
+             held_by as (select missed.engine, missed_blocks, missed.hash, missed.at_ns, engines
+                         from missed asof join fleet on missed.hash = fleet.hash and missed.at_ns >= fleet.at_ns),
+             elsewhere as (select held_by.engine, sum(missed_blocks) as blocks
+                           from held_by asof left join held on held_by.engine = held.engine
+                           and held_by.hash = held.hash and held_by.at_ns >= held.at_ns
+                           where engines > coalesce(places > 0, false)::int group by all),
+             scored as (select engine, sum(prompt_blocks) as prompt_blocks, sum(g1 + g2 + g3 + g4) as captured
+                        from lookups group by engine),
+             lost as (select engine, sum(lost_blocks) as blocks from requests group by engine),
+             summed as (select engine, sum(prompt_blocks) as prompt_blocks,
+                               sum(captured - coalesce(lost.blocks, 0)) as delivered,
+                               sum(coalesce(lost.blocks, 0)) as not_delivered,
+                               sum(coalesce(elsewhere.blocks, 0)) as not_captured
+                        from scored left join lost using (engine) left join elsewhere using (engine)
+                        group by rollup (engine))
+        select engine, prompt_blocks::bigint as prompt_blocks,
+               round(100.0 * delivered / prompt_blocks, 2) as delivered_percent,
+               round(100.0 * not_delivered / prompt_blocks, 2) as not_delivered_percent,
+               round(100.0 * not_captured / prompt_blocks, 2) as not_captured_percent,
+               round(100.0 * (prompt_blocks - delivered - not_delivered - not_captured) / prompt_blocks, 2)
+               as not_held_percent
+        from summed order by engine nulls first""",
     "who-has": """
         select engine, tier, sum(if(op = 'stored', 1, -1)) as places from blocks
         where hash = $hash group by engine, tier having places > 0 order by engine, tier""",
 }
 """Question to its SQL over the tables of a lake."""
+
+
+def tables_of(question: str) -> list[str]:
+    """The tables that a question reads."""
+    return [table for table in TABLES if re.search(rf"(from|join) {table}\b", QUESTIONS[question])]
 
 
 class LakeAnswer(msgspec.Struct, frozen=True):
@@ -71,7 +119,7 @@ def ask(lake: Path, question: str, block: int | None = None) -> LakeAnswer:
     """Ask a lake one of ``QUESTIONS``. Raises ``UsageError`` when duckdb is missing, or the lake has no rows."""
     duckdb: Any = need("duckdb", "lake", "DuckDB", "lake ask")
     connection = duckdb.connect()
-    for table in TABLES:
+    for table in tables_of(question):
         files = lake / table
         if not any(files.glob("day=*/engine=*/*.parquet")):
             raise UsageError(f"{lake} holds no {table}; kvbm-console lake add RUN --lake {lake} adds a recording")

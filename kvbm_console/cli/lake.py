@@ -56,7 +56,8 @@ def ask_command(place: Path, question: str, block: str | None, sql: bool, form: 
 
     hit-rate by engine; top-misses, the blocks from which most prompt blocks had to be computed; evict-then-miss, the
     misses of blocks that the same engine had evicted; waste, the blocks of lower tiers that were never loaded; copies,
-    the queue and wire time of each route; who-has, the engines that hold a block.
+    the queue and wire time of each route; times, the requests with their first token and latency; reuse, the prompt
+    blocks that were reused, and those that another engine held; who-has, the engines that hold a block.
     """
     if (block is not None) != (question == "who-has"):
         raise click.UsageError(f"--hash goes with who-has, and who-has needs it; the question is {question}")

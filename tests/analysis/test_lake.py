@@ -127,8 +127,73 @@ def test_the_questions_are_answered_as_the_events_say(tmp_path: Path) -> None:
     assert [row[:2] for row in ask(tmp_path, "who-has", key).rows if row[1] == "g3"] == [["a", "g3"], ["b", "g3"]]
 
 
+@pytest.mark.parametrize("name", ["screens/run", "failed-load", "gap"])
+def test_a_request_that_ended_is_a_row(name: str, tmp_path: Path) -> None:
+    path = RECORDINGS / f"{name}.mcap"
+    add(path, tmp_path, "a")
+    anchor = Recording.open(path).clock_anchor_ns
+    requests = Requests()
+    walk(evidence_of(Recording.open(path)), [requests])
+    ended = {each.slot: each for each in requests.all if each.ended_ns is not None and each.reason is not None}
+    told = rows(
+        tmp_path, "select slot, request, opened_ns, first_token_ns, at_ns, prompt_blocks, reason from {requests}"
+    )
+    assert ended
+    assert {row[0]: row[1:] for row in told} == {
+        slot: (
+            each.request, anchor + each.arrived_ns,
+            anchor + each.first_token_ns if each.complete and each.first_token_ns is not None else None,
+            anchor + (each.ended_ns or 0), each.prompt_blocks, each.reason,
+        ) for slot, each in ended.items()
+    }
+    (lost,) = rows(tmp_path, "select sum(lost_blocks), sum(preemptions), count(*) from {requests}")
+    assert lost == (
+        sum(each.lost_blocks for each in ended.values() if each.complete),
+        sum(each.preemptions for each in ended.values()), len(told),
+    )
+    assert bool(lost[0]) == (path.stem == "failed-load")
+
+
+def test_reuse_is_what_was_delivered_captured_and_held(tmp_path: Path) -> None:
+    """Counted again from the rows alone, look-up by look-up, in a fleet of engines with different runs."""
+    runs = {"a": RUN, "b": RECORDINGS / "thrash.mcap", "c": RECORDINGS / "failed-load.mcap", "d": RUN}
+    start = min(Recording.open(path).clock_anchor_ns for path in runs.values())
+    for late, (engine, path) in enumerate(runs.items()):
+        recording = Recording.open(path)
+        anchor = start + late * 150_000_000
+        lake_files.add(evidence_of(recording), tmp_path, engine, recording.incarnation, anchor)
+    places: Counter[tuple[str, int]] = Counter()
+    prompt, delivered, lost, elsewhere = Counter[str](), Counter[str](), Counter[str](), Counter[str]()
+    for _, kind, engine, key, number in rows(tmp_path, """
+        select at_ns, 0 as kind, engine, hash, if(op = 'stored', 1, -1) from {blocks} union all
+        select at_ns, 1 as kind, engine, miss_hash, missed_blocks from {lookups} where miss_hash is not null
+        order by at_ns, kind
+    """):
+        if kind == 0:
+            places[engine, key] += number
+        elif any(places[other, key] > 0 for other in runs if other != engine):
+            elsewhere[engine] += number
+    for engine, blocks, found in rows(
+        tmp_path, "select engine, sum(prompt_blocks), sum(g1 + g2 + g3 + g4) from {lookups} group by engine"
+    ):
+        prompt[engine], delivered[engine] = blocks, found
+    for engine, blocks in rows(tmp_path, "select engine, sum(lost_blocks) from {requests} group by engine"):
+        lost[engine] = blocks
+        delivered[engine] -= blocks
+    assert elsewhere["d"] > 0
+    assert lost["c"] > 0
+    told = ask(tmp_path, "reuse").rows
+    assert [row[0] for row in told] == [None, *sorted(runs)]
+    for engine, blocks, *shares in told:
+        assert sum(shares) == pytest.approx(100.0, abs=0.03)
+        engines = runs if engine is None else [engine]
+        assert blocks == sum(prompt[each] for each in engines)
+        counts = [sum(count[each] for each in engines) for count in (delivered, lost, elsewhere)]
+        assert shares[:3] == [pytest.approx(100 * count / blocks, abs=0.006) for count in counts]
+
+
 @pytest.mark.parametrize(("arguments", "sentence"), [
-    (["ask", "EMPTY", "hit-rate"], "holds no blocks; kvbm-console lake add RUN"),
+    (["ask", "EMPTY", "hit-rate"], "holds no lookups; kvbm-console lake add RUN"),
     (["ask", "EMPTY", "who-has"], "--hash goes with who-has, and who-has needs it"),
     (["ask", "EMPTY", "waste", "--hash", "00"], "--hash goes with who-has"),
     (["ask", "EMPTY", "who-has", "--hash", "xyz"], "--hash must be 16 hexadecimal digits, got 'xyz'"),

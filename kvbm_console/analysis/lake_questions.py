@@ -3,13 +3,15 @@
 Law of this file: a question only reads, and names each of its figures.
 """
 
+import os
 import re
+import tempfile
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
-from kvbm_console.core.errors import UsageError
+from kvbm_console.core.errors import RecordingError, UsageError
 from kvbm_console.extras import need
 
 TABLES: Final[dict[str, tuple[str, ...]]] = {
@@ -21,6 +23,8 @@ TABLES: Final[dict[str, tuple[str, ...]]] = {
                  "preemptions", "lost_blocks", "reason"),
 }
 """Table to its columns. Times are the wall's, in nanoseconds since 1970; a hash is a number of 64 bits."""
+MEMORY: Final = "1536MB"
+"""DuckDB's share of the 2 GB that a question takes at most; what needs more goes to temporary files."""
 QUESTIONS: Final[dict[str, str]] = {
     "hit-rate": """
         select engine, sum(prompt_blocks) as prompt_blocks, sum(g1) as g1, sum(g2) as g2, sum(g3) as g3, sum(g4) as g4,
@@ -116,14 +120,25 @@ class LakeAnswer(msgspec.Struct, frozen=True):
 
 
 def ask(lake: Path, question: str, block: int | None = None) -> LakeAnswer:
-    """Ask a lake one of ``QUESTIONS``. Raises ``UsageError`` when duckdb is missing, or the lake has no rows."""
+    """Ask a lake one of ``QUESTIONS``. Raises ``UsageError`` when duckdb is missing or the lake has no rows,
+    and ``RecordingError`` when a file of it cannot be read."""
     duckdb: Any = need("duckdb", "lake", "DuckDB", "lake ask")
-    connection = duckdb.connect()
     for table in tables_of(question):
-        files = lake / table
-        if not any(files.glob("day=*/engine=*/*.parquet")):
+        if not any((lake / table).glob("day=*/engine=*/*.parquet")):
             raise UsageError(f"{lake} holds no {table}; kvbm-console lake add RUN --lake {lake} adds a recording")
-        place = str(files).replace("'", "''")
+    try:
+        return _answer(duckdb, lake, question, block)
+    except duckdb.Error as error:
+        raise RecordingError(f"{lake} cannot be read: {str(error).splitlines()[0]}") from None
+
+
+def _answer(duckdb: Any, lake: Path, question: str, block: int | None) -> LakeAnswer:
+    connection = duckdb.connect(config={
+        "memory_limit": MEMORY, "temp_directory": str(Path(tempfile.gettempdir(), f"kvbm-lake-{os.getpid()}")),
+    })
+    connection.execute("set enable_progress_bar = false")  # it would be drawn into the answer
+    for table in tables_of(question):
+        place = str(lake / table).replace("'", "''")
         connection.execute(
             f"create view {table} as select * from read_parquet('{place}/*/*/*.parquet', hive_partitioning = true, "
             "hive_types = {'day': date, 'engine': varchar})"

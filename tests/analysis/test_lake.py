@@ -205,3 +205,12 @@ def test_a_mistake_is_one_sentence(arguments: list[str], sentence: str, tmp_path
     assert done.exit_code == 2
     assert sentence in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_broken_file_is_one_sentence(tmp_path: Path) -> None:
+    add(RUN, tmp_path, "a")
+    broken = next(tmp_path.glob("lookups/*/*/*.parquet"))
+    broken.write_bytes(b"PAR1" + bytes(40) + b"PAR1")
+    done = CliRunner().invoke(cli, ["lake", "ask", str(tmp_path), "hit-rate"], prog_name="kvbm-console")
+    assert (done.exit_code, len(done.stderr.splitlines())) == (2, 1), done.stderr
+    assert f"{tmp_path} cannot be read: " in done.stderr

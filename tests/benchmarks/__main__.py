@@ -55,10 +55,11 @@ def row(figure: Figure, baseline: dict[str, float]) -> tuple[list[str], bool]:
     """Cells of one line, and whether the ratio became worse."""
     before = baseline.get(figure.name) if figure.compared else None
     extra = f" (+ {figure.extra_ns:.0f})" if figure.target.extra_ns is not None else ""
+    half = f" ({figure.half[0]:.2f} to {figure.half[1]:.2f})" if figure.half else ""
     worse = before is not None and figure.ratio > before * WORSE
     cells = [
         figure.name, human(figure.ns, figure.unit), figure.reference, human(figure.reference_ns, figure.unit),
-        f"{figure.ratio:.3g}x", "–" if before is None else f"{before:.3g}x",
+        f"{figure.ratio:.3g}x{half}", "–" if before is None else f"{before:.3g}x",
         figure.target.words(figure.unit) + extra,
         "WORSE" if worse else "met" if figure.target.met(figure) else "missed",
     ]

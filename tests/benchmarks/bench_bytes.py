@@ -5,9 +5,9 @@ Law of this file: both sides of a ratio move the same number of bytes between me
 in memory count the time of the processor, a worker's from the system's own account. Copies to disk count the wall's.
 """
 
-import json
 import os
 import shutil
+import signal
 import statistics
 import subprocess
 import tempfile
@@ -15,8 +15,9 @@ import time
 from collections.abc import Callable
 from contextlib import closing
 from functools import partial
+from itertools import cycle
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 import numpy as np
 
@@ -36,11 +37,11 @@ NINETY: Final = Target(ratio=1 / 0.9)
 """At least 90 % of the speed of the reference."""
 SMALL: Final = Target(ratio=1 / 0.85)
 """For blocks of 64 KiB, of which each call costs a good part."""
-ORDER_BLOCKS: Final = 32
+ORDER_BYTES: Final = 8 * 2**20
 DEPTH: Final = 4
-TURN_S: Final = 0.8
-"""Time of each side's turn on the disk."""
-DISK_ROUNDS: Final = 15
+TURN_S: Final = 0.25
+"""Time of each side's turn on the disk: short, because other programs and virtual machines use the disk as well."""
+DISK_ROUNDS: Final = 41
 
 
 def arenas(size: int) -> tuple[Arena, Arena, list[int]]:
@@ -73,17 +74,22 @@ def copy(size: int) -> Figure:
 def by_turns(
     name: str, work: Callable[[], float], reference: str, other: Callable[[], float], target: Target, rounds: int
 ) -> Figure:
-    """A figure of two functions that say how many nanoseconds a block took."""
+    """A figure of two functions that say how many nanoseconds a block took. Who is first changes with each round."""
     work()
     other()
     ours, theirs = [], []
-    for _ in range(rounds):
-        ours.append(work())
-        theirs.append(other())
+    for at in range(rounds):
+        if at % 2:
+            ours.append(work())
+            theirs.append(other())
+        else:
+            theirs.append(other())
+            ours.append(work())
     ratios = [mine / one for mine, one in zip(ours, theirs, strict=True)]
+    low, median, high = statistics.quantiles(ratios, n=4)
     return Figure(
-        name, statistics.median(ours), reference, statistics.median(theirs), statistics.median(ratios), target,
-        compared=False,
+        name, statistics.median(ours), reference, statistics.median(theirs), median, target, compared=False,
+        half=(low, high),
     )
 
 
@@ -93,62 +99,48 @@ def processor_ns(ranks: Ranks) -> int:
 
 
 class Worker:
-    """The worker of a rank with two pools, told to copy scattered blocks in orders of 32, four at a time."""
+    """The worker of a rank with two pools, told to copy scattered blocks to scattered places in orders of 8 MiB, four
+    at a time. Each place of a pool has one place of the other, to which and from which it is copied."""
 
     def __init__(self, size: int, lower: Tier, directory: Path) -> None:
-        self.places, self.count = ARENA_BYTES // size, PASS_BYTES // size
+        self.places, dice = ARENA_BYTES // size, np.random.default_rng(2)
         self.ranks = Ranks(
             [RankPool(0, lower, self.places), RankPool(1, Tier.G2 if lower is Tier.G3 else Tier.G1, self.places)], 1,
             size, directory, 16,
         )
         self.ranks.start()
         self._numbers = iter(range(1, 10**9))
-        self._dice = np.random.default_rng(2)
-        self._held: dict[int, int] = {}
-        """The block in each lower place."""
-        self.ranks.fill(1, range(self.places), range(1, self.places + 1))
+        lower_places, upper_places = (dice.permutation(self.places).tolist() for _ in range(2))
+        self.ranks.fill(1, upper_places, [place + 1 for place in upper_places])
         while not self.ranks.idle:
             self.ranks.wait(1.0)
-        everything = list(range(self.places))
-        self._run(1, 0, everything, everything)
-        self._held = {place: place + 1 for place in everything}
+        step = max(1, ORDER_BYTES // size)
+        self._orders = cycle([
+            (pack_ids(lower_places[at : at + step]), pack_ids(upper_places[at : at + step]),
+             pack_hashes([place + 1 for place in upper_places[at : at + step]]), step)
+            for at in range(0, self.places, step)
+        ])
+        self.copy("down", blocks=self.places)
 
-    def down(self) -> int:
-        """Copy a pass to the lower pool; the number of blocks."""
-        chosen, to = (self._dice.permutation(self.places)[: self.count].tolist() for _ in range(2))
-        self._run(1, 0, chosen, to)
-        self._held |= {place: source + 1 for source, place in zip(chosen, to, strict=True)}
-        return self.count
-
-    def up(self) -> int:
-        """Copy about a pass from the lower pool to the places where its blocks are from; the number of blocks.
-
-        Nothing is compared, because the route says that it is no load."""
-        chosen = self._dice.permutation(self.places).tolist()
-        of = {self._held[place] - 1: place for place in chosen}  # each target once
-        to = list(of)[: self.count]
-        self._run(0, 1, [of[place] for place in to], to)
-        return len(to)
-
-    def _run(self, source_pool: int, target_pool: int, sources: list[int], targets: list[int]) -> None:
-        held = {place: place + 1 for place in range(self.places)} if source_pool else self._held
-        orders = [
-            StartTransfer(
-                next(self._numbers), 0, Route.G1_G2, pack_ids(sources[at : at + ORDER_BLOCKS]),
-                pack_ids(targets[at : at + ORDER_BLOCKS]), len(sources[at : at + ORDER_BLOCKS]), 0, 1, source_pool,
-                target_pool, pack_hashes([held[place] for place in sources[at : at + ORDER_BLOCKS]]),
-            ) for at in range(0, len(sources), ORDER_BLOCKS)
-        ]
-        ranks, flying = self.ranks, list[int]()
-        while orders or flying:
-            while orders and len(flying) < DEPTH:
-                order = orders.pop()
-                flying.append(order.operation)
+    def copy(self, way: Literal["down", "up"], *, blocks: int = 0, until_ns: int = 0) -> int:
+        """Copy so many blocks, or until this time; the number of blocks. Nothing is compared, because the route says
+        that it is no load."""
+        ranks, flying, ordered = self.ranks, list[int](), 0
+        while flying or ordered < blocks or time.perf_counter_ns() < until_ns:
+            while len(flying) < DEPTH and (ordered < blocks or time.perf_counter_ns() < until_ns):
+                lower, upper, keys, count = next(self._orders)
+                pools = (1, 0, upper, lower) if way == "down" else (0, 1, lower, upper)
+                order = StartTransfer(
+                    next(self._numbers), 0, Route.G1_G2, pools[2], pools[3], count, 0, 1, pools[0], pools[1], keys
+                )
                 ranks.copy(order)
+                flying.append(order.operation)
+                ordered += count
             ranks.wait(1.0)
             for number in [number for number in flying if ranks.arrived(number)]:
                 flying.remove(number)
                 assert ranks.outcome(number) == [("", b"")]
+        return ordered
 
 
 def by_worker(size: int) -> Figure:
@@ -157,16 +149,17 @@ def by_worker(size: int) -> Figure:
         worker = Worker(size, Tier.G2, Path(directory))
         with closing(worker.ranks) as ranks:
             source, target = (Arena(ranks.arena(0, pool), worker.places, size) for pool in (1, 0))
+            count = PASS_BYTES // size
 
             def work() -> float:
                 began = processor_ns(ranks)
-                count = worker.down()
+                worker.copy("down", blocks=count)
                 return (processor_ns(ranks) - began) / count
 
             def other() -> float:
                 began = time.thread_time_ns()
-                np.copyto(target.rows[: worker.count], source.rows[: worker.count])
-                return (time.thread_time_ns() - began) / worker.count
+                np.copyto(target.rows[:count], source.rows[:count])
+                return (time.thread_time_ns() - began) / count
 
             return by_turns(
                 f"bytes G1>G2 by a worker, {size >> 10} KiB, a block", work, "one memcpy here", other, NINETY, ROUNDS)
@@ -218,44 +211,78 @@ def report() -> Figure:
         )
 
 
-def fio(directory: Path, size: int, way: str) -> float:
-    """Nanoseconds a block of fio, four deep, into a file of its own as large as ours."""
-    done = subprocess.run(
-        ["fio", "--name=kvbm", f"--filename={directory / 'fio'}", f"--rw=rand{way}", f"--bs={size}", "--iodepth=4",
-         "--ioengine=libaio", "--direct=1", f"--size={ARENA_BYTES}", f"--runtime={TURN_S}", "--time_based",
-         "--output-format=json"],
-        capture_output=True, check=True,
-    )
-    return size / float(json.loads(done.stdout)["jobs"][0][way]["bw_bytes"]) * 1e9
+class Fio:
+    """fio, four deep, in a file as large as ours that has all its blocks. It is stopped outside of its turns, and the
+    system counts the bytes that it moves: so neither its start nor its pauses are in a turn."""
+
+    def __init__(self, directory: Path, size: int, way: str) -> None:
+        path = directory / "fio"
+        with path.open("wb") as file:
+            for _ in range(ARENA_BYTES // 2**20):
+                file.write(os.urandom(2**20))
+            os.fsync(file.fileno())
+        self._size, self._counter = size, f"{way}_bytes:"
+        self._process = subprocess.Popen(
+            ["fio", "--thread", "--name=kvbm", f"--filename={path}", f"--rw=rand{way}", f"--bs={size}", "--iodepth=4",
+             "--ioengine=libaio", "--direct=1", f"--size={ARENA_BYTES}", "--runtime=1d", "--time_based",
+             f"--output={os.devnull}"],
+        )
+        self._proc = Path(f"/proc/{self._process.pid}")
+        while not self._moved():
+            assert self._process.poll() is None, "fio has ended"
+            os.sched_yield()
+        self._stop()
+
+    def turn(self) -> float:
+        """Nanoseconds a block."""
+        before, began = self._moved(), time.perf_counter_ns()
+        self._process.send_signal(signal.SIGCONT)
+        while time.perf_counter_ns() < began + TURN_S * 1e9 or self._moved() == before:
+            time.sleep(TURN_S / 100)
+        self._stop()
+        return (time.perf_counter_ns() - began) / (self._moved() - before) * self._size
+
+    def close(self) -> None:
+        """End it."""
+        self._process.kill()
+        self._process.wait()
+
+    def _moved(self) -> int:
+        words = (self._proc / "io").read_text().split()
+        return int(words[words.index(self._counter) + 1])
+
+    def _stop(self) -> None:
+        self._process.send_signal(signal.SIGSTOP)
+        while "State:\tT" not in (self._proc / "status").read_text():
+            os.sched_yield()
 
 
-def disk(size: int, way: str) -> Figure:
+def disk(size: int, way: Literal["write", "read"]) -> Figure:
     """Copies between memory and slots by a worker, with the sum of each block; beside fio."""
     if shutil.which("fio") is None:
         raise Skipped("fio is not installed")
     with tempfile.TemporaryDirectory(dir=Path.cwd()) as directory:
         worker = Worker(size, Tier.G3, Path(directory))
-        with closing(worker.ranks):
+        with closing(worker.ranks), closing(Fio(Path(directory), size, way)) as fio:
 
             def work() -> float:
-                began, count = time.perf_counter_ns(), 0
-                while time.perf_counter_ns() < began + TURN_S * 1e9:
-                    count += worker.down() if way == "write" else worker.up()
+                began = time.perf_counter_ns()
+                count = worker.copy("down" if way == "write" else "up", until_ns=int(began + TURN_S * 1e9))
                 return (time.perf_counter_ns() - began) / count
 
-            fio(Path(directory), size, "write")  # its file is made before the first measurement
             return by_turns(
                 f"bytes {'G2>G3' if way == 'write' else 'G3>G2'}, {size >> 10} KiB, a block", work, "fio, 4 deep",
-                partial(fio, Path(directory), size, way), NINETY, DISK_ROUNDS,
+                fio.turn, NINETY, DISK_ROUNDS,
             )
 
 
 KIB: Final = 1024
+WAYS: Final[tuple[Literal["write"], Literal["read"]]] = ("write", "read")
 BENCHES: Final[dict[str, Callable[[], Figure]]] = {
     **{f"bytes G1>G2, {size} KiB": partial(copy, size * KIB) for size in (64, 256, 1024, 4096)},
     **{f"bytes G1>G2 by a worker, {size} KiB": partial(by_worker, size * KIB) for size in (256, 1024, 4096)},
     "bytes, batch store": batch_store,
     "bytes, report": report,
     **{f"bytes {way}, {size} KiB": partial(disk, size * KIB, way)
-       for size in (256, 2048) for way in ("write", "read")},
+       for size in (256, 2048) for way in WAYS},
 }

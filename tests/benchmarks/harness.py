@@ -69,6 +69,8 @@ class Figure(msgspec.Struct, frozen=True):
     """Median difference of two neighbouring turns, per item: what a neighbour takes, it takes from both."""
     compared: bool = True
     """Whether its ratio is compared with the committed one: not that of a latency, which is the machine's as well."""
+    half: tuple[float, float] | None = None
+    """Half of the turns had a ratio between these, if the turns differ much."""
 
 
 def measure(

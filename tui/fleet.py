@@ -236,7 +236,7 @@ def _need(row: DaemonRow) -> tuple[str, str]:
 
 def _elsewhere(row: DaemonRow) -> str:
     """The reason why the daemon's own console cannot be opened from here."""
-    if row.host and row.host != socket.gethostname() and row.opens.startswith("unix:"):
+    if row.host and row.host != socket.gethostname() and row.opens.startswith("unix:") and row.keyframe is None:
         return f"{row.name} listens on a Unix socket of {row.host}: run kvbm-console attach {row.opens} there"
     return ""
 
@@ -257,8 +257,8 @@ def _missing(report: FleetReport, width: int) -> list[Line]:
     return lines
 
 
-class FleetApp(App[str]):
-    """Shows a fleet until it is left; the result is the target whose console is to be opened."""
+class FleetApp(App[DaemonRow]):
+    """Shows a fleet until it is left; the result is the daemon whose console is to be opened."""
 
     ENABLE_COMMAND_PALETTE = False
     CSS = "Screen { layout: vertical; overflow: hidden; } Canvas { width: 100%; height: 100%; }"
@@ -319,7 +319,7 @@ class FleetApp(App[str]):
                 if self.desk.note:
                     self.redraw()
                 else:
-                    self.exit(selected.opens)
+                    self.exit(selected)
             else:
                 self.redraw()
             return

@@ -80,6 +80,8 @@ class DaemonRow(msgspec.Struct):
     """Where it listens, empty for ``target``."""
     host: str = ""
     """The machine of that address, empty if unknown."""
+    keyframe: int | None = None
+    """The message at the broker with which its last snapshot begins; None if its events are not there."""
 
     @property
     def name(self) -> str:

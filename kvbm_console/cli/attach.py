@@ -28,6 +28,7 @@ from kvbm_console.extras import missing
 if TYPE_CHECKING:
     from kvbm_console.analysis.explain import Explanation
     from kvbm_console.cli.keep import SeenKeeper
+    from kvbm_console.client.broker import BrokerAddress
     from server.daemon import Daemon
     from server.options import DaemonOptions
     from server.summary import Summary
@@ -63,8 +64,9 @@ def attach(
 ) -> None:
     """The console on a running daemon, or on several as tabs.
 
-    With http:// or zmq:// it follows a real engine's KV events in a daemon of its own. It reconnects by itself when a
-    daemon comes back; what was lost is counted and shown.
+    With http:// or zmq:// it follows a real engine's KV events in a daemon of its own. With
+    nats://HOST:PORT/CLUSTER?daemon=NAME it follows the events that a daemon publishes at a broker
+    (serve --fleet-events). It reconnects by itself when a daemon comes back; what was lost is counted and shown.
     """
     from kvbm_console.cli.ask import access_flags, check_target, run
 
@@ -79,12 +81,12 @@ def attach(
         raise click.UsageError("--seconds needs the address of an event stream: zmq://HOST:PORT or http://HOST:PORT")
     addresses = addresses_of(named)
     for address in addresses:
-        run(check_target(address))
+        run(check_target(address) if isinstance(address, str) else check_published(address))
     if serve_web is not None and not in_browser():
         if record is not None:
             raise click.UsageError("--record does not go with --serve-web: all visitors would write into it")
         serve(serve_web, [
-            *addresses, *access_flags(), *(["--read-only"] if read_only else []), "--theme", look["theme"] or "dark",
+            *named, *access_flags(), *(["--read-only"] if read_only else []), "--theme", look["theme"] or "dark",
             *(f"--{name}" for name in LOOK if look[name.replace("-", "_")] is True),
         ])
         return
@@ -181,12 +183,27 @@ async def _with_console(options: "DaemonOptions", seconds: float | None, look: d
     return status
 
 
-def addresses_of(named: Sequence[str]) -> list[str]:
+def addresses_of(named: Sequence[str]) -> "list[str | BrokerAddress]":
     """The addresses, each once, in order; the default address when none is named."""
-    found = list(dict.fromkeys(resolve_target(name, None) for name in named)) or [resolve_target(None, None)]
+    from kvbm_console.client.broker import SCHEMES, broker_address
+
+    found: list[str | BrokerAddress] = list(dict.fromkeys(
+        broker_address(name, "TARGET", daemon=True) if name.startswith(SCHEMES) else resolve_target(name, None)
+        for name in named
+    )) or [resolve_target(None, None)]
     if len(found) > TARGETS_MAX:
         raise UsageError(f"attach takes at most {TARGETS_MAX} targets, got {len(found)}")
     return found
+
+
+async def check_published(address: "BrokerAddress") -> None:
+    """Raise ``ConnectionLost`` or ``Refused`` unless a broker answers and knows the daemon."""
+    from kvbm_console.client.brokered import BrokeredFleet
+    from kvbm_console.core.errors import ConnectionLost
+
+    async with BrokeredFleet(address) as fleet:
+        if not fleet.rows:
+            raise ConnectionLost(f"{address.shown} knows no daemon {address.daemon}")
 
 
 def load_console() -> None:
@@ -202,8 +219,9 @@ def load_console() -> None:
 
 
 async def console(
-    addresses: Sequence[str], *, read_only: bool = False, record: Path | None = None, seconds: float | None = None,
-    theme: str | None = None, ascii: bool = False, no_color: bool = False, utc: bool = False, tour: bool = False,
+    addresses: "Sequence[str | BrokerAddress]", *, read_only: bool = False, record: Path | None = None,
+    seconds: float | None = None, theme: str | None = None, ascii: bool = False, no_color: bool = False,
+    utc: bool = False, tour: bool = False,
 ) -> int:
     """The console on these targets, on the running event loop; ``tour`` explains the demo's incident."""
     from tui.app import ConsoleApp, choose_ascii, choose_theme
@@ -236,13 +254,17 @@ async def console(
     return status
 
 
-def live_session(address: str, *, keeper: "object | None" = None) -> "TargetSession":
-    """A session on a daemon."""
+def live_session(address: "str | BrokerAddress", *, keeper: "object | None" = None) -> "TargetSession":
+    """A session on a daemon, or on the events that a daemon publishes at a broker."""
     from kvbm_console.cli.ask import access, access_flags, who
     from kvbm_console.client import LiveControls, LiveFeed
     from tui.model.history import PAST_EVENTS
     from tui.source import TargetSession
 
+    if not isinstance(address, str):
+        from kvbm_console.client.published_feed import PublishedFeed
+
+        return TargetSession(PublishedFeed(address, PAST_EVENTS), keeper=keeper)  # type: ignore[arg-type]
     shown = access()
     feed = LiveFeed(address, access=shown, past=PAST_EVENTS)
     return TargetSession(

@@ -16,9 +16,10 @@ from kvbm_console.addresses import default_target, parse_address
 from kvbm_console.analysis.fleet import GONE, WORDS, DaemonRow, FleetReport, Located
 from kvbm_console.cli.output import duration, number, on_terminal, print_json, print_lines, share, table
 from kvbm_console.cli.params import access_options, format_option
-from kvbm_console.core.errors import ConnectionLost
+from kvbm_console.core.errors import ConnectionLost, KvbmConsoleError
 
 if TYPE_CHECKING:
+    from kvbm_console.client.broker import BrokerAddress
     from kvbm_console.client.fleet import FleetView
 
 FLEET_MAX: Final = 10_000
@@ -102,6 +103,7 @@ async def fleet_of(names: Sequence[str]) -> "Callable[[], FleetView]":
 
 async def screen(fleet: "Callable[[], FleetView]") -> int:
     """The fleet on the screen, and the consoles of the daemons that are opened from it."""
+    from kvbm_console.cli.ask import check_target
     from kvbm_console.cli.attach import console
     from tui.app import choose_ascii, choose_theme
     from tui.fleet import FleetApp
@@ -110,9 +112,16 @@ async def screen(fleet: "Callable[[], FleetView]") -> int:
 
     while True:
         async with fleet() as asked:
-            opened = await FleetApp(asked, theme=theme, ascii_only=ascii_only).run_async()
-        if opened is None:
+            row = await FleetApp(asked, theme=theme, ascii_only=ascii_only).run_async()
+        if row is None:
             return 0
+        opened: str | BrokerAddress = row.opens
+        stream = asked.stream_of(row)
+        if stream is not None:
+            try:
+                await check_target(row.opens)
+            except KvbmConsoleError:  # no route to it, or it is gone: the broker has its events
+                opened = stream
         await console([opened])
 
 

@@ -41,7 +41,10 @@ BOTH_S: Final = 60.0
 
 
 class BrokeredFleet(FleetView):
-    """The daemons of a cluster at a broker. Entering raises ``ConnectionLost``, ``Refused`` or ``UsageError``."""
+    """The daemons of a cluster at a broker, or the one that the address names.
+
+    Entering raises ``ConnectionLost``, ``Refused`` or ``UsageError``.
+    """
 
     def __init__(self, address: BrokerAddress) -> None:
         self.rows = []
@@ -67,6 +70,10 @@ class BrokeredFleet(FleetView):
         broker, self._broker = self._broker, None
         if broker is not None:
             await broker.__aexit__(None, None, None)
+
+    def stream_of(self, row: DaemonRow) -> BrokerAddress | None:
+        """As in every view."""
+        return None if row.keyframe is None else msgspec.structs.replace(self._address, daemon=row.target)
 
     async def refresh(self) -> None:
         """Take the summaries that have come, and have the next ones tell problems and digests.
@@ -157,7 +164,7 @@ class BrokeredFleet(FleetView):
                 await broker.client.subscribe(inbox, cb=heard.take)
                 consumer = await broker.jetstream.add_consumer(SUMMARIES, api.ConsumerConfig(
                     deliver_policy=api.DeliverPolicy.LAST_PER_SUBJECT, ack_policy=api.AckPolicy.NONE,
-                    deliver_subject=inbox, filter_subject=self._address.subject("*", "sum"),
+                    deliver_subject=inbox, filter_subject=self._address.subject(self._address.daemon or "*", "sum"),
                 ))
                 heard.begin(consumer.created, consumer.num_pending or 0)
                 async with asyncio.timeout(ANSWER_S):
@@ -183,6 +190,7 @@ class BrokeredFleet(FleetView):
             row.error = "it publishes a summary of another version"
             return
         row.summary, row.address, row.host, row.error = told.summary, told.address, told.host, ""
+        row.keyframe = told.keyframe
         self._due_s[name] = told.every_s
         mine = told.summary.incarnation
         other, at_s = self._others.get(name, ("", 0.0))

@@ -43,12 +43,15 @@ class PublishedEvents(StreamItems):
         self._subject = broker.address.subject(daemon, "ev")
         self._first = start
 
-    async def items(self) -> AsyncIterator[StreamItem]:
+    async def items(self, *, follow: bool = False) -> AsyncIterator[StreamItem | None]:
         """The items up to the present end of the stream; called again, those that came since.
 
+        With ``follow`` it goes on, with None whenever nothing more has come for a while.
         A run that begins anew comes with a ``SnapshotTaken``, without a gap. Raises ``ConnectionLost`` or ``Refused``.
         """
-        async for data, published_ns in self._messages():
+        async for data, published_ns in self._messages(follow):
+            if not data:
+                yield None
             for reply in _replies(data, self._target):
                 if not self._is_wanted(reply, published_ns):
                     continue
@@ -76,7 +79,8 @@ class PublishedEvents(StreamItems):
             return self.position is None or reply.gap.first >= self.position
         return True
 
-    async def _messages(self) -> AsyncIterator[tuple[bytes, int]]:
+    async def _messages(self, follow: bool) -> AsyncIterator[tuple[bytes, int]]:
+        """Messages with their times; one without data where nothing more has come for ``QUIET_S``."""
         api: Any = need("nats.js.api", "nats", "nats-py")
         broker, start = self._broker, self._first
         where = {"deliver_policy": api.DeliverPolicy.ALL} if start is None else {
@@ -87,9 +91,15 @@ class PublishedEvents(StreamItems):
                 self._subject, stream=EVENTS, config=api.ConsumerConfig(ack_policy=api.AckPolicy.NONE, **where),
             )
             pending = (await consumer.consumer_info()).num_pending
-        while pending:
-            with broker.asking("read events"):
-                messages = await consumer.fetch(FETCH, timeout=QUIET_S)
+        while pending or follow:
+            try:
+                with broker.asking("read events"):  # a request for several would wait until they have come
+                    messages = await consumer.fetch(min(FETCH, pending) or 1, timeout=QUIET_S)
+            except ConnectionLost:
+                if pending or broker.lost.is_set():
+                    raise
+                yield b"", 0
+                continue
             for message in messages:
                 told = message.metadata
                 pending, self._first = told.num_pending, told.sequence.stream + 1

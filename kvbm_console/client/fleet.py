@@ -8,13 +8,16 @@ import socket
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Final, Self, TypeVar
+from typing import TYPE_CHECKING, Final, Self, TypeVar
 
 from kvbm_console.analysis.digest import MissedFrom
 from kvbm_console.analysis.fleet import DaemonRow, Elsewhere, FleetReport, Located, report_of
 from kvbm_console.client.access import Access
 from kvbm_console.client.connection import Client
 from kvbm_console.core.errors import KvbmConsoleError, UsageError
+
+if TYPE_CHECKING:
+    from kvbm_console.client.broker import BrokerAddress
 
 AT_ONCE: Final = 128
 """Daemons that are asked at the same time: a thousand are asked within a second."""
@@ -50,6 +53,10 @@ class FleetView(ABC):
     @abstractmethod
     async def find(self, hashes: Sequence[int], request: str = "") -> dict[str, list[Located]]:
         """Target to what its daemon has; daemons that do not answer are left out."""
+
+    def stream_of(self, row: DaemonRow) -> "BrokerAddress | None":
+        """The place of a daemon's events at a broker; None if they are at none."""
+        return None
 
     async def look(self, older_s: float = 0.0) -> FleetReport:
         """The fleet as it is now, and where the prefixes lie that miss most.

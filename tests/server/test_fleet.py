@@ -180,7 +180,8 @@ async def test_a_key_opens_the_console_of_the_daemon_that_was_searched() -> None
             await pilot.press("/", "1", "7", ".", "s", "backspace", "enter")
             assert [row.target for row in app.desk.rows] == ["unix:/nowhere/17.sock"]
             await pilot.press("enter")
-        assert app.return_value == "unix:/nowhere/17.sock"
+        assert app.return_value is not None
+        assert app.return_value.opens == "unix:/nowhere/17.sock"
 
 
 def test_a_file_of_targets_and_its_mistakes(tmp_path: Path) -> None:

@@ -4,8 +4,10 @@ Law of this file: what a reader got and what it was told as lost are all that wa
 """
 
 import asyncio
+import contextlib
 import random
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +18,11 @@ from kvbm_console.cli.main import cli
 from kvbm_console.client import broker as brokers
 from kvbm_console.client.broker import EVENTS, Broker, BrokerAddress, broker_address, keep_events
 from kvbm_console.client.event_stream import PublishedEvents
+from kvbm_console.client.published_feed import PublishedFeed
 from kvbm_console.core.errors import Refused, UsageError
 from kvbm_console.core.snapshots import digest
 from kvbm_console.recording.reader import Recording
+from kvbm_console.stream.feed import Connected, Disconnected, EventsArrived, Heartbeat, PastSeen, SnapshotTaken
 from kvbm_console.stream.ring import Ring
 from server import event_publisher
 from server.daemon import Daemon
@@ -179,3 +183,52 @@ def test_the_flag_and_the_address_of_a_daemon_have_one_sentence_each() -> None:
     done = CliRunner().invoke(cli, ["serve", "--fleet-events"], prog_name="kvbm-console")
     assert (done.exit_code, len(done.stderr.splitlines())) == (2, 1)
     assert "fleet-events must be given with --fleet" in done.stderr
+
+
+@pytest.mark.asyncio
+@pytest.mark.fault
+async def test_a_console_joins_in_the_middle_and_follows_through_every_fault(tmp_path: Path) -> None:
+    """A broker that is killed, a daemon that ends, and one that begins again under its name."""
+    with nats_server(tmp_path) as server:
+        address = at(server)
+        mirror = Mirror()
+        told: list[Any] = []
+        async with contextlib.AsyncExitStack() as stack:
+            daemon = await stack.enter_async_context(daemon_at(
+                LOAD.format(80), target="one", fleet=address, fleet_events=True, speed=20.0
+            ))
+            await published(daemon, lambda: daemon.service.state.seq > 2_500 and events_of(daemon).keyframe is not None)
+            feed = PublishedFeed(broker_address(f"nats://{server.address}?daemon=one", "fleet", daemon=True), past=100)
+            items = feed.items()
+
+            async def until(condition: Callable[[], bool]) -> None:
+                while not condition():
+                    item = await anext(items)
+                    told.append(item)
+                    mirror.take(item)
+
+            await until(lambda: mirror.state is not None)
+            connected, past, snapshot = told[:3]
+            assert isinstance(connected, Connected)
+            assert (connected.incarnation, connected.control) == (daemon.service.incarnation, False)
+            assert isinstance(past, PastSeen)
+            assert isinstance(snapshot, SnapshotTaken)
+            assert past.events[-1].seq == snapshot.state.seq - 1 > 1_000, "it did not begin at the beginning"
+            await until(lambda: any(isinstance(each, EventsArrived) for each in told))
+            server.kill()
+            await until(lambda: isinstance(told[-1], Disconnected))
+            assert "broker" in told[-1].reason
+            server.start()
+            await until(lambda: sum(mirror.state.totals.finished) == 80)
+            assert not mirror.gaps
+            assert daemon.service.state.seq >= mirror.state.seq
+            await stack.aclose()
+            await until(lambda: isinstance(told[-1], Disconnected) and told[-1].retry_in_s is None)
+            assert mirror.digest == digest(daemon.service.state)
+        async with daemon_at(LOAD.format(10), target="one", fleet=address, fleet_events=True, speed=None) as later:
+            await published(later, lambda: sum(later.service.state.totals.finished) == 10)
+            await until(lambda: mirror.state.seq == later.service.state.seq)
+            assert [each.incarnation for each in told if isinstance(each, Connected)][-1] == later.service.incarnation
+            assert mirror.digest == digest(later.service.state)
+            await until(lambda: isinstance(told[-1], Heartbeat) and told[-1].head_seq == later.service.state.seq - 1)
+        await items.aclose()

@@ -13,7 +13,7 @@ from kvbm_console.service import LeaderService
 
 
 class Watermarks(msgspec.Struct, frozen=True):
-    """How far the recording goes. ``not_recorded`` events had to be dropped."""
+    """How far the recording goes. ``not_recorded`` events had to be dropped, ``unwritten`` the disk did not take."""
 
     state: str
     written_seq: int
@@ -22,6 +22,8 @@ class Watermarks(msgspec.Struct, frozen=True):
     path: str
     unsealed: tuple[str, ...] = ()
     """Segments that could not be sealed in the time that the end has; ``rec index`` seals them."""
+    unwritten: int = 0
+    """Events behind ``written_seq`` that wait for a disk that does not answer. They are lost unless it answers."""
 
 
 class Summary(msgspec.Struct, frozen=True):
@@ -62,7 +64,7 @@ def summarise(service: LeaderService) -> Summary:
         status = service.recorder.status()
         recorder = Watermarks(
             status.state, status.written_seq, status.synced_seq, status.not_recorded, str(status.path),
-            tuple(path.name for path in service.recorder.unsealed),
+            tuple(path.name for path in service.recorder.unsealed), service.recorder.unwritten,
         )
     candidates = _labelled(CandidateStatus, totals.candidates_ended)
     for candidate in state.candidates.values():

@@ -5,8 +5,13 @@ end.
 """
 
 import asyncio
+import os
+import sys
+import threading
+import time
+from collections.abc import Collection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -18,6 +23,9 @@ from kvbm_console.cli.summary import carried_well, summary_text
 
 if TYPE_CHECKING:
     from server.daemon import Daemon
+
+THREADS_GRACE_S: Final = 0.2
+"""For threads that are about to end, behind the summary."""
 
 
 @click.command()
@@ -102,6 +110,20 @@ def serve(
         if seconds is not None:
             asyncio.get_running_loop().call_later(seconds, daemon.stop)
 
+    before = threading.enumerate()
     summary = msgspec.to_builtins(run(run_daemon(options, on_ready=ready)))
     print_result(form, summary, lambda: summary_text(summary).split("\n"))
-    return 0 if carried_well(summary["carried"]) else 1
+    status = 0 if carried_well(summary["carried"]) else 1
+    _end_without_stuck_threads(before, status)
+    return status
+
+
+def _end_without_stuck_threads(before: Collection[threading.Thread], status: int) -> None:
+    """End the process at once if threads of this command still wait for a disk; Python would wait for them for ever."""
+    until = time.monotonic() + THREADS_GRACE_S
+    begun = [thread for thread in threading.enumerate() if not thread.daemon and thread not in before]
+    for thread in begun:
+        thread.join(max(0.0, until - time.monotonic()))
+    if any(thread.is_alive() for thread in begun):
+        sys.stdout.flush()
+        os._exit(status)

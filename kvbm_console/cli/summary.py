@@ -106,10 +106,12 @@ def recorder_text(recorder: Mapping[str, Any] | None) -> str:
     if recorder is None:
         return "off"
     lost = f", {number(recorder['not_recorded'])} events not recorded" if recorder["not_recorded"] else ""
+    unwritten = recorder["unwritten"]
+    waiting = f", {number(unwritten)} events not written because the disk does not answer" if unwritten else ""
     return (
         f"{recorder['state']}, written up to event {number(recorder['written_seq'])}, "
         f"synced up to {number(recorder['synced_seq'])}"
-        f"{lost}, in {recorder['path']}{_unsealed(recorder)}"
+        f"{lost}{waiting}, in {recorder['path']}{_unsealed(recorder)}"
     )
 
 

@@ -5,8 +5,9 @@ only then the active file goes. A crash between any two of these steps leaves th
 whole ``.mcap``.
 
 Retention removes the oldest segments when a directory is too large, the disk too full, or they are too old. A segment
-may go before it is sealed, because sealing can fall behind for as long as an engine is busy. Drafts and files that a
-salvage set aside count as bytes and are not removed. A reader that has a segment open keeps it.
+may go before it is sealed, because sealing can fall behind for as long as an engine is busy. A wall clock that is set
+makes no segment older or younger while a recorder runs; its first look takes the ages of older runs from it. Drafts and
+files that a salvage set aside count as bytes and are not removed. A reader that has a segment open keeps it.
 
 Law of this file: an active segment goes after its sealed twin was compared with it and is durable, or as the oldest.
 """
@@ -18,7 +19,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Final, cast
 
@@ -229,6 +230,7 @@ class BackgroundSealer:
         self.removed_segments = 0
         """Files of segments that retention has removed."""
         self._directory, self._retention, self._growth = directory, retention, growth
+        self._ages = Ages()
         self._queue: queue.SimpleQueue[Path | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         """Held while a process starts and while files are removed; the writing and the sealing thread do both."""
@@ -259,7 +261,9 @@ class BackgroundSealer:
                 wanted = self._growth() if growth is None else growth
                 if self._sealing is not None:
                     wanted += self._sealing_bytes(self._sealing)
-                removed = retain(self._directory, self._retention, growth=wanted, ending=self._abandon)
+                removed = retain(
+                    self._directory, self._retention, growth=wanted, ending=self._abandon, ages=self._ages,
+                )
                 self.removed_segments += len(removed)
                 fits = keep is None or used_bytes(self._directory) + wanted <= keep
         except OSError as error:
@@ -368,6 +372,32 @@ def _files(directory: Path) -> dict[Path, os.stat_result]:
     return found
 
 
+class Ages:
+    """The time since segments ended, which a wall clock that is set does not change.
+
+    The wall clock is asked for the age of a segment when it is found behind another for the first time. From then on
+    the monotonic clock counts. A segment that ended since the last look is at most as old as that look.
+    """
+
+    def __init__(self) -> None:
+        self._ended_ns: dict[str, int] = {}
+        self._looked_ns: int | None = None
+
+    def look(self, ended: Mapping[str, int]) -> dict[str, int]:
+        """Ages in nanoseconds. ``ended`` has the wall time of the last write of every segment but the last."""
+        now_ns, wall_ns, looked_ns = time.monotonic_ns(), time.time_ns(), self._looked_ns
+        known = self._ended_ns
+        self._looked_ns, self._ended_ns = now_ns, {}
+        for stem, at_ns in ended.items():
+            since_ns = known.get(stem)
+            if since_ns is None:
+                since_ns = now_ns - max(0, wall_ns - at_ns)
+                if looked_ns is not None:
+                    since_ns = max(since_ns, looked_ns)
+            self._ended_ns[stem] = since_ns
+        return {stem: now_ns - since_ns for stem, since_ns in self._ended_ns.items()}
+
+
 def used_bytes(directory: Path) -> int:
     """Bytes of the recorder's files in this directory. Raises ``OSError``."""
     return sum(found.st_size for found in _files(directory).values())
@@ -381,13 +411,13 @@ def free_bytes(directory: Path) -> int:
 
 def retain(
     directory: Path, retention: Retention, *, growth: int = 0, ending: Callable[[str], None] = lambda stem: None,
-    wall: Callable[[], int] = time.time_ns, free: Callable[[Path], int] = free_bytes,
+    ages: Ages | None = None, free: Callable[[Path], int] = free_bytes,
 ) -> list[Path]:
     """Remove the oldest segments until the rest and ``growth`` more bytes fit; returns the removed files.
 
     Whole segments go, and never the last, so the rest has no hole. The caller holds the directory's lock and writes the
     last segment, if any segment is being written. ``ending`` is called with the name of each segment before it goes.
-    Raises ``OSError``.
+    ``ages`` has what earlier calls learnt. Raises ``OSError``.
     """
     if not retention.wanted:
         return []
@@ -401,9 +431,10 @@ def retain(
         if path.suffix in (".active", ".mcap"):
             segments.setdefault(path.stem, []).append(path)
     removed: list[Path] = []
-    for stem in list(segments)[:-1]:
+    ended = {stem: files[segments[stem][-1]].st_mtime_ns for stem in list(segments)[:-1]}
+    for stem, age_ns in (ages or Ages()).look(ended).items():
         paths = segments[stem]
-        old = retention.keep_ns is not None and wall() - files[paths[-1]].st_mtime_ns > retention.keep_ns
+        old = retention.keep_ns is not None and age_ns > retention.keep_ns
         large = retention.keep_bytes is not None and total > retention.keep_bytes
         tight = room < FREE_SEGMENTS * retention.segment_bytes
         if not (old or large or tight):

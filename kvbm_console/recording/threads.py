@@ -113,7 +113,7 @@ class WriteQueue:
         self._hurry = threading.Event()
         self._hurry_bytes = bytes_max // HURRY_SHARE
         self._gap_s = gap_s
-        self._put_bytes = self._done_bytes = 0
+        self._put_bytes = self._done_bytes = self._put_events = self._done_events = 0
         self._turn = 0
         """Items to be done before the next rest."""
 
@@ -122,10 +122,16 @@ class WriteQueue:
         """Bytes that were put and are not done."""
         return self._put_bytes - self._done_bytes
 
+    @property
+    def events(self) -> int:
+        """Events that were put and are not done."""
+        return self._put_events - self._done_events
+
     def put(self, item: Item) -> None:
         """Add to the end. An event or the end wakes the thread, because a caller waits for it."""
         if isinstance(item, Chunks):
             self._put_bytes += item.bytes
+            self._put_events += item.events.count if item.events is not None else 0
         waited_for = self.bytes > self._hurry_bytes if isinstance(item, Chunks | Key) else True
         self._items.put(item)
         if waited_for:
@@ -140,7 +146,9 @@ class WriteQueue:
 
     def forget(self, items: list[Item]) -> None:
         """The items wait no more."""
-        self._done_bytes += sum(item.bytes for item in items if isinstance(item, Chunks))
+        chunks = [item for item in items if isinstance(item, Chunks)]
+        self._done_bytes += sum(item.bytes for item in chunks)
+        self._done_events += sum(item.events.count for item in chunks if item.events is not None)
 
     def done(self, items: list[Item]) -> None:
         """The items are written or counted. Rest after the last item that waited at the end of the rest before."""

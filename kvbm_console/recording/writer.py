@@ -258,6 +258,11 @@ class Recorder:
             segment.about.segment, reason, self._syncer.failures, self._sealer.removed_segments,
         )
 
+    @property
+    def unwritten(self) -> int:
+        """Events that were offered and are neither written nor counted as lost."""
+        return min(self._queue.events, self._head - self._next_seq)
+
     def _hanging(self) -> str | None:
         """The call that the disk has not answered."""
         now_ns = self._clock()
@@ -566,10 +571,14 @@ class Recorder:
         if segment.size + size <= self._granted:
             return
         for wanted in (max(size, self._segment_limit - segment.size), size):
-            if self._sealer.retain(wanted + keep // KEEP_PER_MARKS):
+            if self._retained(wanted + keep // KEEP_PER_MARKS):
                 self._granted = segment.size + wanted
                 return
         raise self._keep_reached()
+
+    def _retained(self, size: int) -> bool:
+        with self._asking():
+            return self._sealer.retain(size)
 
     def _keep_reached(self) -> KeepReached:
         return KeepReached(0, self._misfit() or (
@@ -592,7 +601,7 @@ class Recorder:
             if not self._segment.broken:
                 keep = self.retention.keep_bytes or 0
                 size = self._begin_bytes(about, frames) + keep // KEEP_PER_MARKS
-                fits = self._sealer.retain(max(size, self._segment_limit)) or self._sealer.retain(size)
+                fits = self._retained(max(size, self._segment_limit)) or self._retained(size)
                 if not fits and not self._makes_way(size):
                     raise self._keep_reached()
             self._lock.renew()
@@ -601,7 +610,7 @@ class Recorder:
             try:
                 # While rotations were refused, the segment or its keyframe has grown beyond what was left for the
                 # next: it is the oldest now, and goes.
-                if not fits and not self._sealer.retain(size):
+                if not fits and not self._retained(size):
                     raise self._keep_reached()
                 self._append_keyframe(new, item, frames)
             except BaseException:

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import signal
 import socket
 import stat
@@ -254,9 +255,33 @@ async def test_a_daemon_whose_disk_hangs_serves_and_ends_in_time_and_says_what_i
             child.send(signal.SIGTERM)
             assert await asyncio.to_thread(child.child.wait, 10) == 0
             assert time.monotonic() - began < 6
+            assert child.child.stdout is not None
+            sentence = r"written up to event ([\d,]+),.* ([\d,]+) events not written because the disk does not answer"
+            said = re.search(sentence, child.child.stdout.read())
+            assert said is not None
+            written, unwritten = (int(number.replace(",", "")) for number in said.groups())
+            assert written + unwritten >= found["stream"]["head_seq"] - 1
         gate.unlink()
         recover_directory(record)
         assert Recording.open(record).last_seq >= before["written_seq"]
+
+
+@pytest.mark.asyncio
+async def test_a_daemon_ends_in_time_although_a_verb_on_the_recorder_waits_for_the_disk() -> None:
+    with socket_directory() as place:
+        address, gate = f"unix:{place}/d.sock", place / "gate"
+        with process("-c", HANGING, str(gate), "serve", "--listen", address) as child:
+            started(child)
+            gate.touch()
+            async with Client(address, name="x") as client:
+                verb = asyncio.ensure_future(client.record_start(str(place / "rec")))
+                await until(client, lambda _: any(place.glob("rec/*.active")))
+                began = time.monotonic()
+                child.send(signal.SIGTERM)
+                assert await asyncio.to_thread(child.child.wait, 10) == 0
+                assert time.monotonic() - began < 6
+                with pytest.raises(KvbmConsoleError):
+                    await verb
 
 
 # --- a flood of connections ---

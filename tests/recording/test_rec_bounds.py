@@ -463,6 +463,34 @@ def test_a_disk_that_hangs_for_20_s_is_told_and_costs_what_does_not_fit_the_queu
     accounted(recorder, tmp_path, log)
 
 
+def test_keyframes_that_wait_for_a_disk_take_half_of_the_queue_at_most(tmp_path: Path) -> None:
+    """Each is an export of the whole state, so a disk that hangs would otherwise take all memory."""
+    log, disk, taken, size, queue_bytes = Log(), Disk(), [], 20_000, 200_000
+
+    def keyframe() -> tuple[int, bytes, bytes]:
+        seq, facts, _ = log.keyframe()
+        taken.append(seq)
+        return seq, facts, bytes(size)
+
+    recorder = recorder_of(
+        log, tmp_path, keyframe=keyframe, open_file=disk.open, queue_bytes=queue_bytes, keyframe_events=10,
+    )
+    record(recorder, log, 10)
+    disk.gate.clear()
+    before = len(taken)
+    for _ in range(50):
+        recorder.offer(*log.flush(10))
+    assert 1 < len(taken) - before <= queue_bytes // 2 // size + 1
+    disk.gate.set()
+    record(recorder, log, 10)
+    resumed = len(taken)
+    record(recorder, log, 10)
+    assert len(taken) > resumed
+    status = recorder.status()
+    assert (status.state, status.not_recorded) == ("recording", 0)
+    accounted(recorder, tmp_path, log)
+
+
 def test_a_sync_that_hangs_is_told_and_events_are_written_meanwhile(tmp_path: Path) -> None:
     log, clock, disk = Log(), FakeClock(), Disk()
     recorder = recorder_of(log, tmp_path, open_file=disk.open, clock=clock)
@@ -491,6 +519,32 @@ def test_a_sync_that_hangs_is_told_and_events_are_written_meanwhile(tmp_path: Pa
     record(recorder, log, 10)
     assert recorder.status().state == "recording"
     assert recorder.status().synced_seq == 29
+    accounted(recorder, tmp_path, log)
+
+
+def test_a_disk_that_hangs_while_older_segments_are_removed_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log, clock = Log(), FakeClock()
+    recorder = recorder_of(log, tmp_path, clock=clock, retention=Retention(keep_bytes=1_000_000))
+    record(recorder, log, 10)
+    goes_on, stands, real = threading.Event(), threading.Event(), seal.used_bytes
+
+    def hangs(directory: Path) -> int:
+        stands.set()
+        goes_on.wait()
+        return real(directory)
+
+    recorder._granted = 0  # the next write asks for room
+    monkeypatch.setattr(seal, "used_bytes", hangs)
+    recorder.offer(*log.flush(10))
+    assert stands.wait(10)
+    clock.now_ns += 6 * 10**9
+    status = recorder.status()
+    assert (status.state, status.reason) == ("degraded", "the disk has not answered a write for more than 5 s")
+    goes_on.set()
+    record(recorder, log, 10)
+    assert recorder.status().state == "recording"
     accounted(recorder, tmp_path, log)
 
 

@@ -2,16 +2,18 @@
 
 import os
 import threading
+import time
 from pathlib import Path
 
 import pytest
 
 from kvbm_console.core.errors import UsageError
+from kvbm_console.recording import seal
 from kvbm_console.recording.format import segment_number
 from kvbm_console.recording.options import RecordingOptions, Retention, recording_options
 from kvbm_console.recording.reader import Recording
 from kvbm_console.recording.recover import recover_directory
-from kvbm_console.recording.seal import retain, seal_segment
+from kvbm_console.recording.seal import Ages, retain, seal_segment
 from tests.recording.helpers import Log, recorder_of
 
 ROOMY = 10**15
@@ -100,6 +102,30 @@ def test_ages_take_what_is_older_and_stop_at_the_first_that_is_not(tmp_path: Pat
         age(path, 3_600)
     assert retain(tmp_path, Retention(keep_ns=1_800 * 10**9), free=lambda _: ROOMY) == paths[:2]
     assert retain(tmp_path, Retention(), free=lambda _: 0) == []
+
+
+@pytest.mark.parametrize("step_s", [-365 * 86_400, 365 * 86_400])
+def test_a_wall_clock_that_is_set_makes_no_segment_older_or_younger(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step_s: int
+) -> None:
+    paths = segments(tmp_path, 4, sealed=3)
+    ages, hour = Ages(), Retention(keep_ns=3_600 * 10**9)
+    age(paths[0], 1_800)
+    last = paths.pop()
+    last.rename(tmp_path / "aside")  # it ends below, between two looks
+    assert retain(tmp_path, hour, ages=ages, free=lambda _: ROOMY) == []
+    real_wall, real_monotonic, passed = time.time_ns, time.monotonic_ns, 0
+    monkeypatch.setattr(seal.time, "time_ns", lambda: real_wall() + passed + step_s * 10**9)
+    monkeypatch.setattr(seal.time, "monotonic_ns", lambda: real_monotonic() + passed)
+    newest = tmp_path / "000009-000000000200.active"
+    (tmp_path / "aside").rename(last)
+    newest.write_bytes(b"")
+    passed = 60 * 10**9
+    assert retain(tmp_path, hour, ages=ages, free=lambda _: ROOMY) == []
+    passed = 1_900 * 10**9
+    assert retain(tmp_path, hour, ages=ages, free=lambda _: ROOMY) == paths[:1]
+    passed = 3_700 * 10**9
+    assert retain(tmp_path, hour, ages=ages, free=lambda _: ROOMY) == [*paths[1:], last]
 
 
 def test_room_for_two_segments_stays_free(tmp_path: Path) -> None:

@@ -206,7 +206,9 @@ class Monitors:
         if known is None or known.recorder is not recorder:
             kept = journal.kept[where] = Kept(recorder._segment.about.first_seq)
             kept.recorder = recorder
-            kept.bounded = recorder.retention.keep_bytes is not None
+            # A directory with retention keeps room free on a disk that is full, whatever its bound is.
+            full = recorder.retention.wanted and "disk_is_full" in self.simulation.faults.kinds
+            kept.bounded = recorder.retention.keep_bytes is not None or full
             self.simulation.directory = recorder.directory  # type: ignore[assignment]
             self.simulation.machine.disk.watched = recorder.directory  # type: ignore[assignment]
             self._above_ns = self._behind_ns = None

@@ -7,7 +7,7 @@ Law of this file: a mutant undoes one mending and nothing else.
 """
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Final
@@ -115,6 +115,15 @@ def _() -> Iterator[None]:
         return True
 
     with instead(seal, "retain", only_sealed), instead(seal.BackgroundSealer, "retain", always_fits):
+        yield
+
+
+@mutant("r33-ages-of-segments-follow-the-wall-clock", "acknowledged", "wall_clock_set", first=1)
+def _() -> Iterator[None]:
+    def look(self: seal.Ages, ended: Mapping[str, int]) -> dict[str, int]:
+        return {stem: writer.time.time_ns() - at_ns for stem, at_ns in ended.items()}
+
+    with instead(seal.Ages, "look", look):
         yield
 
 

@@ -35,6 +35,8 @@ CALM_S: Final = 12.0
 """Two lease times and twice the time after which a rotation, a sealing or a part is tried again."""
 SAMPLE_S: Final = 0.05
 """How often monitors look."""
+KEEP_NS: Final = 1_800 * 10**9
+"""No segment of a run gets as old. The wall clock is set by twice as much."""
 FOREIGN: Final = ("thesis.docx.tmp", "2024-holiday.mcap", "short.active", "000001-notes.mcap")
 """Files of somebody else in the directory of a recording."""
 BREAKPOINTS_MAX: Final = 12
@@ -86,8 +88,10 @@ class Simulation:
         )
         segment = dice.choice((25_000, 40_000, 200_000))
         self.keep = dice.choice((None, max(200_000, 4 * segment)))
+        by_age = self.keep is None and random.Random(f"{seed} age").random() < 0.5
         self.recording = RecordingOptions(
             segment_bytes=segment, segment_ns=round(dice.choice((1, 3, 600)) * 10**9), keep_bytes=self.keep,
+            keep_ns=KEEP_NS if by_age else None,
             sync=dice.choice(("1s", "1s", "always", "never")),
         )
         self.ring_events = dice.choice((400, 3_000, 262_144))

@@ -4,7 +4,10 @@ import asyncio
 import json
 import os
 import signal
+import socket
+import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -16,9 +19,13 @@ from kvbm_console.client import Client
 from kvbm_console.core.config import BreakpointSpec, LeaderConfig
 from kvbm_console.core.ids import Authority, FinishReason, Route, Site, SlotState
 from kvbm_console.stream.verbs import ContinueHold, SetBreakpoint
+from kvbm_console.tap.flatten import Flattener
+from kvbm_console.tap.recorder import TapRecorder
+from kvbm_console.tap.sender import Sender, TapSettings
 from server.daemon import Daemon
 from tests.cli.test_install import unpacked_tap
 from tests.server.daemons import daemon_at, options_for, published, running, socket_directory
+from tests.tap.fake_engine import BLOCK
 
 ROOT = Path(__file__).resolve().parents[2]
 PROMPT = list(range(30))
@@ -308,6 +315,34 @@ async def test_the_end_of_an_engine_waits_for_no_daemon(how: signal.Signals | No
         print(f"\nthe call took {ending['shutdown_s'] * 1e3:.3f} ms, the process ended {gone_s * 1e3:.0f} ms after it")
         assert ending["shutdown_s"] < 0.1
         assert gone_s < 2
+
+
+@pytest.mark.fault
+def test_a_reporter_that_is_frozen_is_killed_at_the_end_of_its_tap() -> None:
+    begun = threading.Event()
+
+    class Frozen(Sender):
+        reporter: subprocess.Popen[bytes]
+
+        def _started(self) -> socket.socket:
+            mine = super()._started()
+            assert self.process is not None
+            self.reporter = self.process
+            self.reporter.send_signal(signal.SIGSTOP)
+            begun.set()
+            return mine
+
+    recorder = TapRecorder()
+    sender = Frozen(recorder, Flattener(block_tokens=BLOCK), TapSettings("127.0.0.1:1", "engine", BLOCK, 64))
+    sender.start()
+    try:
+        assert begun.wait(10)
+        recorder.ending = True
+        sender.join(10)
+        assert sender.reporter.poll() == -signal.SIGKILL
+    finally:
+        sender.reporter.kill()
+        sender.reporter.wait()
 
 
 @pytest.mark.slow

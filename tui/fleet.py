@@ -1,6 +1,7 @@
 """The screen of a fleet: a cell for each daemon, those that need a person by name, and the prefixes that miss.
 
     FLEET  1,204 daemons   3 fault  1 gone  1,200 fine      hit 61.2 %  first token p50 120 ms  p99 1.31 s
+    REUSE  held 71 %  captured 61 %  delivered 61 %
     ■■■▲□□□□□□□□□□□□□□□□□□□□□□□□□□□□□□□□□□□□□□□□□□□□□□□□□□□□□□□□□□□□□□□□□□
     DAEMON            STANDS   HIT      G1     G2   SLOTS  NEEDS YOU
     prod-17           fault   12.0 %  98 %   100 %     41  rank 3 has not reported a copy for 40 s
@@ -37,6 +38,8 @@ ROLES = {"fault": "fault", GONE: "fault", "held": "held", "caution": "caution", 
 GLYPHS = {"fault": "▲", GONE: "×", "held": "◆", "caution": "△", "fine": "■"}
 ASCII_GLYPHS = {"fault": "!", GONE: "x", "held": "H", "caution": "?", "fine": "."}
 MISSING_ROWS = 6
+REUSE_HEIGHT = 12
+"""Lower screens have no line for the reuse."""
 OTHER_ROWS = 8
 """Rows that the head, the foot and a few daemons of the list need. Cells take half of the others. Where there are more
 daemons than cells, a cell stands for several of them and shows the worst."""
@@ -53,16 +56,19 @@ class FleetDesk:
         self.search: str | None = None
         """The text that narrows the list; None while nothing is searched."""
         self.typing = False
+        self.lives_on: dict[str, str] = {}
+        """Target to the slot of the request whose name was searched."""
         self.note = ""
         """A sentence for the foot, until the next key."""
         self.top = 0
 
     @property
     def rows(self) -> list[DaemonRow]:
-        """The daemons whose name, address, or problem has the searched text."""
+        """The daemons whose name, address, or problem has the searched text, or on which a request of that name
+        lives."""
         rows = [] if self.report is None else self.report.rows
         text = (self.search or "").lower()
-        return [row for row in rows if text in _searched(row)] if text else rows
+        return [row for row in rows if row.target in self.lives_on or text in _searched(row)] if text else rows
 
     @property
     def selected(self) -> DaemonRow | None:
@@ -71,14 +77,15 @@ class FleetDesk:
         return rows[min(self.at, len(rows) - 1)] if rows else None
 
     def press(self, key: str) -> str | None:
-        """Take a key; ``quit``, ``open`` or None."""
+        """Take a key; ``quit``, ``open``, ``find`` for the request that was searched, or None."""
         self.note = ""
         if self.typing:
-            self._type(key)
-        elif key in ("q", "escape") and (key == "q" or self.search is None):
+            return self._type(key)
+        if key in ("q", "escape") and (key == "q" or self.search is None):
             return "quit"
-        elif key == "escape":
+        if key == "escape":
             self.search = None
+            self.lives_on = {}
         elif key == "/":
             self.typing, self.search, self.at = True, "", 0
         elif key == "enter":
@@ -87,15 +94,19 @@ class FleetDesk:
             self._move(key)
         return None
 
-    def _type(self, key: str) -> None:
+    def _type(self, key: str) -> str | None:
+        self.lives_on = {}
         if key in ("enter", "escape"):
             self.typing = False
             self.search = self.search or None if key == "enter" else None
-        elif key == "backspace":
+            self.at = 0
+            return "find" if self.search else None
+        if key == "backspace":
             self.search = (self.search or "")[:-1]
         elif len(key) == 1:
             self.search = (self.search or "") + key
         self.at = 0
+        return None
 
     def _move(self, key: str) -> None:
         steps = {"up": -1, "k": -1, "down": 1, "j": 1, "pageup": -20, "pagedown": 20, "home": -10**6, "end": 10**6,
@@ -107,7 +118,8 @@ class FleetDesk:
         report = self.report
         if report is None:
             return fit([Pen().put(" FLEET", "title").put("   asking the daemons", "muted").line("bar", width)], height)
-        lines = [_head(report, width), *self._cells(width, height), BLANK]
+        reuse = [_reuse(report, width)] if height >= REUSE_HEIGHT else []
+        lines = [_head(report, width), *reuse, *self._cells(width, height), BLANK]
         missing = _missing(report, width) if height >= 16 else []
         lines += self._list(width, max(3, height - len(lines) - len(missing) - 1))
         lines = [*fit([*lines, *missing], height - 1), self._foot(width)]
@@ -142,7 +154,8 @@ class FleetDesk:
             pen.right(title, end, "faint")
         lines = [pen.to(columns.text).put("NEEDS YOU", "faint").line("bar", width)]
         for at, row in enumerate(rows[self.top : self.top + shown], self.top):
-            lines.append(_daemon(row, columns, width, "sel" if at == self.at else ""))
+            lives = self.lives_on.get(row.target, "")
+            lines.append(_daemon(row, columns, width, "sel" if at == self.at else "", lives))
         if not rows:
             what = f" no daemon matches {plain(self.search or '')}" if self.search else " no daemon"
             lines.append(Pen().put(what, "muted").line("", width))
@@ -200,7 +213,21 @@ def _head(report: FleetReport, width: int) -> Line:
     return pen.line("bar", width)
 
 
-def _daemon(row: DaemonRow, columns: Columns, width: int, ground: str) -> Line:
+def _reuse(report: FleetReport, width: int) -> Line:
+    """The reuse that the fleet held, that routing captured, and that engines delivered."""
+    reuse, of = report.reuse, report.digest.prompt_blocks
+    if not of:
+        return BLANK
+    pen = Pen().put(" REUSE", "faint")
+    for word, blocks in (("held", reuse.held), ("captured", reuse.captured), ("delivered", reuse.delivered)):
+        pen.put(f"  {word} ", "muted").put(percent(blocks, of), "text")
+    rest = f"of {count(of)} prompt blocks "
+    if pen.x + 2 + len(rest) <= width:
+        pen.right(rest, width, "faint")
+    return pen.line("", width)
+
+
+def _daemon(row: DaemonRow, columns: Columns, width: int, ground: str, lives: str = "") -> Line:
     pen = Pen().put(" ").put(cut_middle(plain(row.name), columns.stands - 2), "strong").to(columns.stands)
     pen.put(row.stands, ROLES[row.stands])
     summary = row.summary
@@ -215,7 +242,7 @@ def _daemon(row: DaemonRow, columns: Columns, width: int, ground: str) -> Line:
         for title, end in columns.ends.items():
             held = title == "HOLDS" and summary.holds
             pen.right(cells.get(title, ""), end, "held" if held else "text")
-    text, role = _need(row)
+    text, role = (lives, "strong") if lives else _need(row)
     pen.to(columns.text).put(cut(text, max(1, width - columns.text - 1)), role)
     return pen.line(ground, width)
 
@@ -272,6 +299,7 @@ class FleetApp(App[DaemonRow]):
         self.looks = 0
         """Rounds of questions so far."""
         self._task: asyncio.Task[None] | None = None
+        self._finding: asyncio.Task[None] | None = None
 
     def compose(self) -> ComposeResult:
         """Show the canvas alone."""
@@ -291,11 +319,28 @@ class FleetApp(App[DaemonRow]):
             self.redraw()
             await asyncio.sleep(max(ASK_EVERY_S, (SHARE - 1) * (time.thread_time() - began_s)))
 
+    def _find(self, request: str) -> None:
+        """Ask every daemon for the request, and show those on which it lives."""
+        async def find() -> None:
+            found = await self.fleet.find([], request)
+            if self.desk.search == request:
+                self.desk.lives_on = {
+                    target: f"{plain(request)} lives here: slot {answers[-1].slot}, {answers[-1].state}"
+                    for target, answers in found.items() if answers[-1].slot is not None
+                }
+                self.redraw()
+
+        if self._finding is not None:
+            self._finding.cancel()
+        self._finding = asyncio.get_running_loop().create_task(find(), name="find")
+        self.redraw()
+
     async def on_unmount(self) -> None:
         """Ask no more."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        for task in (self._task, self._finding):
+            if task is not None:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
 
     def redraw(self) -> None:
         """Draw the whole frame; only changed rows go to the terminal."""
@@ -314,6 +359,8 @@ class FleetApp(App[DaemonRow]):
             selected = self.desk.selected
             if asked == "quit":
                 self.exit()
+            elif asked == "find" and self.desk.search:
+                self._find(self.desk.search)
             elif asked == "open" and selected is not None:
                 self.desk.note = _elsewhere(selected)
                 if self.desk.note:

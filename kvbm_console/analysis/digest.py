@@ -148,6 +148,8 @@ class Digest(msgspec.Struct):
     first_token: DurationSketch = msgspec.field(default_factory=DurationSketch)
     latency: DurationSketch = msgspec.field(default_factory=DurationSketch)
     missing: Missing = msgspec.field(default_factory=Missing)
+    lost_blocks: int = 0
+    """Prompt blocks that were found, and whose load failed; ``hits`` are without them."""
 
 
 def total(digests: Iterable[Digest]) -> Digest:
@@ -157,6 +159,7 @@ def total(digests: Iterable[Digest]) -> Digest:
         result.prompt_blocks += digest.prompt_blocks
         result.hits = [mine + theirs for mine, theirs in zip(result.hits, digest.hits, strict=True)]
         result.missed_blocks += digest.missed_blocks
+        result.lost_blocks += digest.lost_blocks
         result.finished += digest.finished
         result.preemptions += digest.preemptions
         result.first_token.add_all(digest.first_token)
@@ -214,6 +217,7 @@ class DigestFold(Visitor):
 
     def _lost(self, e: ev.HitsLost, state: CacheState) -> None:
         self.digest.hits[e.tier - 1] -= e.blocks
+        self.digest.lost_blocks += e.blocks
 
     def _closed(self, e: ev.SlotClosed, state: CacheState) -> None:
         self.digest.finished += 1

@@ -100,6 +100,11 @@ class DaemonRow(msgspec.Struct):
             return GONE
         return min((problem.level for problem in self.summary.problems), key=WORDS.index, default=FINE)
 
+    def certainly_missed(self, key: int) -> int:
+        """Prompt blocks that the daemon certainly missed from this block on."""
+        found = None if self.summary is None else self.summary.digest.missing.of.get(key)
+        return 0 if found is None else found.blocks - found.error
+
     @property
     def hit_rate(self) -> float | None:
         """Share of the prompt blocks that were found in any tier."""
@@ -127,6 +132,38 @@ class FleetReport(msgspec.Struct):
     """The sum of all daemons that answered."""
     missing: list[Elsewhere] = []
     """The prefixes of which most blocks had to be computed."""
+
+    @property
+    def reuse(self) -> "Reuse":
+        """The reuse of prompt blocks over the fleet."""
+        digest = self.digest
+        delivered = sum(digest.hits)
+        return Reuse(digest.prompt_blocks, delivered, digest.lost_blocks, sum(
+            certain for each in self.missing for row in self.rows
+            if each.lies_at.keys() - {row.target} and (certain := row.certainly_missed(int(each.hash, 16)))
+        ))
+
+
+class Reuse(msgspec.Struct, frozen=True):
+    """Prompt blocks by their reuse. The rest was computed, and nobody is known to have held it."""
+
+    prompt_blocks: int
+    delivered: int
+    """Found in a cache of the request's daemon and used."""
+    not_delivered: int
+    """Found there, but their load failed."""
+    not_captured: int
+    """Missed behind one of the report's ``missing`` prefixes, while another daemon holds that block now."""
+
+    @property
+    def captured(self) -> int:
+        """Found in a cache of the request's daemon."""
+        return self.delivered + self.not_delivered
+
+    @property
+    def held(self) -> int:
+        """Found in a cache of any daemon, as far as it is known."""
+        return self.captured + self.not_captured
 
 
 def by_need(rows: Iterable[DaemonRow]) -> list[DaemonRow]:

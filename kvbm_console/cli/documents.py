@@ -563,6 +563,18 @@ class MissingPrefix(msgspec.Struct):
     """Target of each daemon that holds the block, to its tiers."""
 
 
+class FleetReuse(msgspec.Struct):
+    """Prompt blocks by their reuse. The rest was computed, and nobody is known to have held it."""
+
+    prompt_blocks: int
+    delivered: int
+    """Found in a cache of the request's daemon and used."""
+    not_delivered: int
+    """Found there, but their load failed."""
+    not_captured: int
+    """Missed behind one of the `missing` prefixes, while another daemon holds that block now."""
+
+
 class FleetDocument(msgspec.Struct):
     """A fleet now: its daemons by need, and the sum of their requests as far back as each daemon remembers."""
 
@@ -571,6 +583,7 @@ class FleetDocument(msgspec.Struct):
     prompt_blocks: int
     hit_blocks: dict[str, int]
     missed_blocks: int
+    reuse: FleetReuse
     finished_requests: int
     preemptions: int
     first_token_ns: Quantiles

@@ -36,7 +36,7 @@ HASH_DIGITS: Final = 16
 @click.option("--fail-on", type=click.Choice(WORDS[:-1]), default=None,
               help="Exit status 1 when a daemon stands so, or worse.")
 @click.option("--once", is_flag=True, help="Print the fleet once, also on a terminal.")
-@format_option("text", "json")
+@format_option("text", "json", "prometheus")
 @access_options
 def fleet(
     names: tuple[str, ...], flags: tuple[str, ...], who_has: str | None, fail_on: str | None, once: bool, form: str
@@ -57,6 +57,8 @@ def fleet(
             async with opened() as asked:
                 return asked.rows, await asked.find(hashes, request)
 
+        if form == "prometheus":
+            _refuse("--format prometheus has no --who-has")
         rows, found = run(find())
         require_answer(rows)
         print_found(form, who_has, rows, found)
@@ -69,10 +71,15 @@ def fleet(
             return await asked.first_look()
 
     report = run(look())
-    require_answer(report.rows)
+    if form == "prometheus":
+        from kvbm_console.analysis.fleet_metrics import exposition
+
+        click.echo(exposition(report), nl=False)
+    else:
+        require_answer(report.rows)
     if form == "json":
         print_json(report_document(report))
-    else:
+    elif form == "text":
         print_lines(report_lines(report))
     worst = WORDS.index(fail_on) if fail_on else -1
     raise SystemExit(int(any(WORDS.index(row.stands) <= worst for row in report.rows)))
@@ -204,6 +211,7 @@ def report_document(report: FleetReport) -> dict[str, Any]:
         "prompt_blocks": digest.prompt_blocks,
         "hit_blocks": {f"g{tier}": blocks for tier, blocks in enumerate(digest.hits, 1)},
         "missed_blocks": digest.missed_blocks,
+        "reuse": msgspec.to_builtins(report.reuse),
         "finished_requests": digest.finished,
         "preemptions": digest.preemptions,
         "first_token_ns": _quantiles(digest.first_token),
@@ -246,6 +254,12 @@ def report_lines(report: FleetReport) -> Iterator[str]:
     yield f"{number(len(report.rows))} daemons  {stands}"
     yield (f"hit rate {hits} of {number(digest.prompt_blocks)} prompt blocks  first token p50 "
            f"{_time(first.quantile(0.5))} p99 {_time(first.quantile(0.99))}  {number(digest.preemptions)} preemptions")
+    if digest.prompt_blocks:
+        reuse = report.reuse
+        held, captured, delivered = (
+            share(blocks, digest.prompt_blocks) for blocks in (reuse.held, reuse.captured, reuse.delivered)
+        )
+        yield f"reuse that the fleet held {held}  that routing captured {captured}  that engines delivered {delivered}"
     yield ""
     yield from table(
         ("DAEMON", "STANDS", "HIT RATE", "G1", "G2", "G3", "SLOTS", "HOLDS", "NEEDS YOU"),

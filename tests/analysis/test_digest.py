@@ -4,16 +4,20 @@ Law of this file: what is added up is what one digest of all events would be, an
 """
 
 import math
+import re
 from collections import Counter
 from pathlib import Path
 
 import msgspec
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
+from prometheus_client.parser import text_string_to_metric_families
 
 from kvbm_console.analysis.digest import GAMMA, MISSING_MAX, Digest, DigestFold, DurationSketch, Missing, total
-from kvbm_console.analysis.fleet import DaemonRow, DaemonSummary, Problem, by_need, report_of
+from kvbm_console.analysis.fleet import DaemonRow, DaemonSummary, Elsewhere, Problem, Reuse, by_need, report_of
+from kvbm_console.analysis.fleet_metrics import exposition
 from kvbm_console.analysis.requests import Requests
 from kvbm_console.analysis.walk import evidence_of, walk
 from kvbm_console.core import events as ev
@@ -141,3 +145,52 @@ def test_daemons_stand_in_the_order_of_need() -> None:
     assert [each.target for each in by_need(rows)] == ["a", "b", "never", "c", "d"]
     report = report_of(rows)
     assert report.stands == {"fault": 1, "gone": 2, "held": 0, "caution": 1, "fine": 1}
+
+
+def test_reuse_is_held_captured_and_delivered() -> None:
+    def row(name: str, hits: int, lost: int, misses: dict[int, int]) -> DaemonRow:
+        made = Digest(prompt_blocks=100, hits=[hits, 0, 0, 0], lost_blocks=lost)
+        for key, blocks in misses.items():
+            made.missing.add(key, blocks, "evicted")
+        return DaemonRow(name, DaemonSummary(name, "", "", 0, 0, True, 0, digest=made))
+
+    report = report_of([row("a", 60, 5, {1: 20, 2: 10}), row("b", 90, 0, {1: 3}), row("c", 0, 0, {2: 40})])
+    assert report.reuse == Reuse(300, 150, 5, 0), "nobody was asked where the prefixes lie"
+    entries = dict(report.digest.missing.most(9))
+    report.missing = [
+        Elsewhere(f"{1:016x}", entries[1], {"a": ["g2"]}),  # of b alone: a missed its own block before it had it
+        Elsewhere(f"{2:016x}", entries[2], {"a": ["g1"], "c": ["g1"]}),
+    ]
+    assert report.reuse == Reuse(300, 150, 5, 3 + 10 + 40)
+    assert (report.reuse.held, report.reuse.captured, report.reuse.delivered) == (208, 155, 150)
+
+
+def test_the_metrics_of_a_fleet_are_its_figures() -> None:
+    times = DurationSketch()
+    for ns in (10**9, 2 * 10**9):
+        times.add(ns)
+    digest = Digest(prompt_blocks=100, hits=[50, 10, 0, 0], lost_blocks=5, finished=2, latency=times)
+    problem = Problem("fault", "stuck", "a", "b", "c")
+    report = report_of([
+        DaemonRow('one"', DaemonSummary('one"', "", "", 0, 0, True, 0, holds=1, problems=[problem] * 2, digest=digest)),
+        DaemonRow("two", None, "no daemon listens on two", 12.5),
+    ])
+    told = {
+        (sample.name, *sample.labels.values()): sample.value
+        for family in text_string_to_metric_families(exposition(report)) for sample in family.samples
+    }
+    assert told["kvbm_fleet_daemons", "gone"] == told["kvbm_fleet_daemons", "fault"] == 1
+    assert told["kvbm_fleet_daemon_up", 'one"'] == 1
+    assert told["kvbm_fleet_daemon_up", "two"] == 0
+    assert told["kvbm_fleet_daemon_silent_seconds", "two"] == 12.5
+    assert told["kvbm_fleet_daemon_problems", 'one"', "fault", "stuck"] == 2
+    assert told["kvbm_fleet_daemon_hit_ratio", 'one"'] == 0.6
+    assert ("kvbm_fleet_daemon_hit_ratio", "two") not in told
+    assert told["kvbm_fleet_captured_blocks",] == 65
+    assert told["kvbm_fleet_delivered_blocks",] == 60
+    assert 1 <= told["kvbm_fleet_latency_seconds", "0.5"] <= 1.02
+    _, _, documented = (RECORDINGS.parent / "docs/fleet.md").read_text().partition("```yaml\n")
+    (group,) = yaml.safe_load(documented.partition("```")[0])["groups"]
+    named = {name for rule in group["rules"] for name in re.findall(r"kvbm_\w+", rule["expr"])}
+    assert named <= {name for name, *_ in told}
+    assert len(named) >= 4

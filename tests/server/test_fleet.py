@@ -184,6 +184,30 @@ async def test_a_key_opens_the_console_of_the_daemon_that_was_searched() -> None
         assert app.return_value.opens == "unix:/nowhere/17.sock"
 
 
+@pytest.mark.asyncio
+async def test_a_request_is_found_where_it_lives() -> None:
+    async with AsyncExitStack() as stack:
+        one, two = [
+            await stack.enter_async_context(daemon_at(LOAD, speed=0.01, target=f"prod-{at}")) for at in (1, 2)
+        ]
+        await published(one, lambda: bool(one.service.state.slots))
+        request = next(iter(one.service.state.slots.values())).request
+        fleet = await stack.enter_async_context(Fleet([one.address, two.address]))
+        app = FleetApp(fleet)
+        async with app.run_test(size=(100, 30)) as pilot:
+            await pilot.press("/", *request, "enter")
+            while not app.desk.lives_on or not app.looks:
+                await pilot.pause()
+            holders = {
+                target for target, answers in (await fleet.find([], request)).items() if answers[0].slot is not None
+            }
+            assert app.desk.lives_on.keys() == holders
+            assert {row.target for row in app.desk.rows} == holders
+            assert f"{request} lives here: slot" in "\n".join(line.text for line in app.canvas.lines)
+            await pilot.press("/", "x")
+            assert not app.desk.lives_on
+
+
 def test_a_file_of_targets_and_its_mistakes(tmp_path: Path) -> None:
     from click.testing import CliRunner
 

@@ -50,8 +50,8 @@ COPY_AGAIN_NS: Final = 3 * S
 """``y`` pressed again within this time copies more."""
 (
     OVERVIEW, SLOTS, SLOT, TIMELINE, TRANSFERS, TIERS, BREAKS, RECORD, LOG, PREFIXES, WARNINGS, WHY, FINISHED, MISSES,
-    HELP,
-) = range(15)
+    WHAT_IF, HELP,
+) = range(16)
 """Places of the views in the list that a desk is given."""
 TAP: Final = "KVBM_TAP=unix:PATH vllm serve MODEL"
 """The command that loads the tap. README.md describes its package and the daemon at PATH."""

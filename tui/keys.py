@@ -10,7 +10,7 @@ from kvbm_console.core.expression import complete
 from . import debugging
 from .commands import open_palette
 from .debugging import transport_key
-from .desk import BREAKS, COPY_AGAIN_NS, FINISHED, LOG, MISSES, PREFIXES, SLOT, TIMELINE, WARNINGS, WHY, Desk
+from .desk import BREAKS, COPY_AGAIN_NS, FINISHED, LOG, MISSES, PREFIXES, SLOT, TIMELINE, WARNINGS, WHAT_IF, WHY, Desk
 from .draw.frame import NAMES
 from .draw.spans import Action, Line
 from .model.events import cause_of, effect_of
@@ -73,7 +73,9 @@ def _everywhere(desk: Desk, key: str) -> None:
         case "[" | "]":
             _trace(desk, back=key == "[")
         case "w":
-            _why(desk)
+            _ask_about(desk, WHY)
+        case "W":
+            _ask_about(desk, WHAT_IF)
         case "{" | "}":
             if len(desk.targets) > 1:
                 desk.actions.show_target((desk.target + (1 if key == "}" else -1)) % len(desk.targets))
@@ -157,19 +159,22 @@ def _trace(desk: Desk, *, back: bool) -> None:
     desk.reveal(found)
 
 
-def _why(desk: Desk) -> None:
-    """Ask for the reasons of the selected request's misses."""
+def _ask_about(desk: Desk, view: int) -> None:
+    """Ask why the selected request missed blocks, or what would have spared it its trouble."""
     request = desk.shown_request()
     state = desk.mirror.state
     if request is None and state is not None and blocks_only(state):
-        desk.go(WHY)  # the panel says how to get requests
+        desk.go(view)  # the panel says how to get requests
         return
     if request is None:
         desk.tell("choose a request first", "muted")
         return
     desk.select(request)
-    desk.actions.why(request)
-    desk.go(WHY)
+    if view == WHY:
+        desk.actions.why(request)
+    else:
+        desk.actions.what_if(request)
+    desk.go(view)
 
 
 def _mark(desk: Desk) -> None:

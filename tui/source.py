@@ -50,12 +50,16 @@ from .model.trail import Trail, Way
 
 if TYPE_CHECKING:  # both open recordings: loaded with the first explanation or recording
     from kvbm_console.analysis.explain import Explanation
+    from kvbm_console.planning.what_if import Counterfactual
     from kvbm_console.recording.playback import Playback
 
 Spawner = Callable[[Awaitable[None], str], None]
 """Runs a task under a name; the application owns it."""
 Explain = Callable[[str], Awaitable["Explanation"]]
 """Explains the misses of a request; raises KvbmConsoleError with a sentence."""
+Search = Callable[[str, Callable[[str], None]], Awaitable["Counterfactual"]]
+"""Searches the change that would have spared a request its trouble, and tells its progress in lines; raises
+KvbmConsoleError with a sentence. It ends when its task is cancelled."""
 FindHits = Callable[[Sequence[BreakpointSpec]], Awaitable[list[int]]]
 """The events behind which these breakpoints would have hit; raises KvbmConsoleError with a sentence."""
 
@@ -106,7 +110,7 @@ class TargetSession:
         self, feed: Feed, controls: Controls | None = None, playback: "Playback | None" = None, *,
         socket: str = "", mono: Callable[[], int] = time.monotonic_ns, explain: Explain | None = None,
         keeper: Keeper | None = None, find_hits: FindHits | None = None, wall: Callable[[], int] = time.time_ns,
-        index: TapeIndex | None = None,
+        index: TapeIndex | None = None, what_if: Search | None = None,
     ) -> None:
         self.controls = controls
         """None: every verb answers that this session only observes."""
@@ -127,6 +131,13 @@ class TargetSession:
         """Finds the hits of breakpoints on the recording; None when only the hits of the recorded run are known."""
         self.explained: Explanation | None = None
         self.unexplained = ""
+        self.search = what_if
+        """Searches what would have spared a request its trouble; None when there is nothing to replay."""
+        self.spared: Counterfactual | None = None
+        """The answer of the last search."""
+        self.spared_text = ""
+        """How far the search is, or why there is no answer."""
+        self._replays: asyncio.Task[None] | None = None
         self.mirror = Mirror()
         self.paused = False
         self.ended = False
@@ -408,7 +419,9 @@ class TargetSession:
         ):
             place = ((await self.feed.accounts()).get("recorder") or {}).get("path")
             if isinstance(place, str):
-                self._daemons = _recording_at(place, self.mirror.incarnation)
+                from kvbm_console.recording.reader import Recording
+
+                self._daemons = Recording.of_daemon(Path(place), self.mirror.incarnation)
         if self._daemons is not None and self._daemons.incarnation != self.mirror.incarnation:
             self._daemons = None
         return self._daemons
@@ -434,6 +447,44 @@ class TargetSession:
             self.unexplained = str(error)
         finally:
             self._searching = False
+
+    def what_if(self, request: str) -> None:
+        """Search the least change that would have spared a request its trouble, in a task that ``escape`` ends."""
+        work, spawn = self.search, self._spawn
+        if work is None or spawn is None:
+            self.spared, self.spared_text = None, "Nothing to replay here: this needs a recording or a daemon."
+            return
+        self.stop_replays()
+        self.spared, self.spared_text = None, "reading the recording …"
+        self._replays = asyncio.ensure_future(self._what_if(work, request))
+        spawn(asyncio.gather(self._replays, return_exceptions=True), "what if")  # type: ignore[arg-type]
+
+    async def _what_if(self, work: Search, request: str) -> None:
+        def tell(text: str) -> None:
+            self.spared_text = text
+            self.mirror.version += 1
+
+        try:
+            self.spared = await work(request, tell)
+        except KvbmConsoleError as error:
+            tell(str(error))
+        finally:
+            self._replays = None
+            self.mirror.version += 1
+
+    @property
+    def replays(self) -> bool:
+        """True while the search runs."""
+        return self._replays is not None
+
+    def stop_replays(self) -> bool:
+        """End the search; False when none runs."""
+        task, self._replays = self._replays, None
+        if task is None:
+            return False
+        task.cancel()
+        self.spared_text = "stopped; W searches again"
+        return True
 
     # --- looking back -----------------------------------------------------------------------------------------------
 
@@ -516,7 +567,7 @@ class TargetSession:
         playback = Playback(tape, follow=True)
         past = TargetSession(
             RecordingFeed(playback), None, playback, socket=self.socket, mono=self.mono, explain=self.explain,
-            wall=self.wall, index=TapeIndex(tape if isinstance(tape, Reel) else None),
+            what_if=self.search, wall=self.wall, index=TapeIndex(tape if isinstance(tape, Reel) else None),
         )
         past.told = self.mirror.sources.told
         past._spawn, past._tell, past.quit, past.copy = self._spawn, self._tell, self.quit, self.copy
@@ -667,17 +718,6 @@ class TargetSession:
             await controls.retry_now()
             return "trying now"
         self._call(work)
-
-
-def _recording_at(place: str, run: str) -> RunTape | None:
-    """The run at this place of this machine; None when it is not here or cannot be read."""
-    from kvbm_console.recording.reader import Recording
-
-    path = Path(place)
-    for each in (path, path.parent):
-        with contextlib.suppress(KvbmConsoleError, OSError):
-            return Recording.open(each, run)
-    return None
 
 
 def _between(tape: RunTape, first: int, last: int) -> list[Event]:

@@ -29,10 +29,11 @@ if TYPE_CHECKING:
     from kvbm_console.analysis.explain import Explanation
     from kvbm_console.cli.keep import SeenKeeper
     from kvbm_console.client.broker import BrokerAddress
+    from kvbm_console.planning.what_if import Counterfactual
     from server.daemon import Daemon
     from server.options import DaemonOptions
     from server.summary import Summary
-    from tui.source import TargetSession
+    from tui.source import Search, TargetSession
 
 TARGETS_MAX: Final = 16
 """Targets of one console: each costs a connection and the folding of its events."""
@@ -270,6 +271,7 @@ def live_session(address: "str | BrokerAddress", *, keeper: "object | None" = No
     return TargetSession(
         feed, LiveControls(address, name=who(), feed=feed, access=shown), socket=address,
         explain=explainer("--target", address, *access_flags()),
+        what_if=what_if_searcher("--target", address, *access_flags()),
         keeper=keeper,  # type: ignore[arg-type]
     )
 
@@ -288,22 +290,50 @@ def explainer(*flags: str, path: Path | None = None) -> "Callable[[str], Awaitab
     return explain
 
 
-async def document_of(*arguments: str, statuses: tuple[int, ...] = (0,)) -> Any:
-    """The JSON that a command of ours prints, run in a process of its own. Raises its last sentence."""
+def what_if_searcher(*flags: str, path: Path | None = None) -> "Search":
+    """Runs ``why --what-if`` in a process of its own, which is killed when the search is cancelled."""
+    async def search(request: str, tell: Callable[[str], None]) -> "Counterfactual":
+        import msgspec
+
+        from kvbm_console.planning.what_if import Counterfactual
+
+        source = [] if path is None else [str(path)]
+        said = await document_of("why", "--what-if", "--format", "json", *flags, "--", request, *source, tell=tell)
+        return msgspec.convert(said, type=Counterfactual)
+
+    return search
+
+
+async def document_of(
+    *arguments: str, statuses: tuple[int, ...] = (0,), tell: Callable[[str], None] | None = None
+) -> Any:
+    """The JSON that a command of ours prints, run in a process of its own. ``tell`` gets its lines of progress. Raises
+    its last sentence."""
     import msgspec
 
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-c", RUN_MAIN, *arguments,
         stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
     )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    last = ""
+
+    async def listen(lines: asyncio.StreamReader) -> None:
+        nonlocal last
+        async for line in lines:
+            last = line.decode(errors="replace").strip() or last
+            if tell is not None:
+                tell(last)
+
     try:
-        said, complained = await process.communicate()
+        said, _, _ = await asyncio.gather(process.stdout.read(), listen(process.stderr), process.wait())
     except asyncio.CancelledError:
         process.kill()
+        await process.wait()
         raise
     if process.returncode not in statuses:
-        lines = complained.decode(errors="replace").strip().splitlines()
-        raise KvbmConsoleError(lines[-1] if lines else f"{arguments[0]} ended with status {process.returncode}")
+        raise KvbmConsoleError(last or f"{arguments[0]} ended with status {process.returncode}")
     return msgspec.json.decode(said)
 
 # --- in a browser ---

@@ -4,8 +4,10 @@ Law of this file: paths that the daemon writes to are made absolute here, in the
 ``dump``, from events that any observer may read.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 import click
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from kvbm_console.client.broker import BrokerAddress
     from kvbm_console.recording.options import RecorderStatus
     from kvbm_console.recording.output import Made
+    from kvbm_console.recording.reader import Recording
 
 LAST_NS_MAX = 24 * 3_600 * 10**9
 """Longest past to ask for. A daemon's ring covers minutes, so a day is ample."""
@@ -94,6 +97,37 @@ def print_made(form: str, made: "Made", note: str = "; state replay only", *, cl
         f"{made.path}  events {number(made.first_seq)} to {number(made.last_seq)}, "
         f"{duration(made.last_ns - made.first_ns)}{clock}, {number(made.bytes)} bytes{note}"
     ])
+
+
+@contextmanager
+def replayable(path: Path | None, target: str | None, run: str | None) -> "Iterator[Recording]":
+    """The recording at ``path``, else that of the target's own recorder where it lies on this machine, else the events
+    that the target still holds, in a file that is removed behind the block."""
+    from kvbm_console.cli.ask import ask
+    from kvbm_console.recording.reader import Recording
+
+    if path is None and run is not None:
+        raise click.UsageError("--run names a run of a recording, and none is given")
+    if path is not None and target is not None:
+        raise click.UsageError(f"give a recording or --target, not both: {path} and {target!r}")
+    if path is not None:
+        yield Recording.open(path, run)
+        return
+
+    async def own(client: "Client") -> Recording | None:
+        recorder = await client.record_status()
+        incarnation = (await client.hello()).incarnation
+        return None if recorder is None else Recording.of_daemon(Path(recorder.path), incarnation)
+
+    address = resolve_target(None, target)
+    recording = ask(address, own)
+    if recording is not None:
+        yield recording
+        return
+    with TemporaryDirectory(prefix="kvbm-") as place:
+        file = Path(place) / "ring.mcap"
+        ask(address, lambda client: _dump(client, file, LAST_NS_MAX))
+        yield Recording.open(file)
 
 
 async def _dump(client: "Client", path: Path, last_ns: int) -> "Made":

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from kvbm_console.cli.attach import explainer
+from kvbm_console.cli.attach import explainer, what_if_searcher
 from kvbm_console.cli.output import print_json
 from kvbm_console.cli.params import format_option, look_options
 from kvbm_console.core.errors import UsageError
@@ -71,6 +71,7 @@ def replay(
     session = TargetSession(
         RecordingFeed(playback), None, playback, explain=explainer("--run", recording.incarnation, path=path),
         find_hits=hit_finder(path, recording.incarnation),
+        what_if=what_if_searcher("--run", recording.incarnation, path=path),
     )
     request = None
     if position is not None and position.slot is not None:

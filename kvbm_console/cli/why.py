@@ -9,13 +9,24 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from kvbm_console.cli.ask import RECORDING, RUN, evidence_from
-from kvbm_console.cli.output import ABSENT, duration, number, print_result, progress, share, table
+from kvbm_console.cli.output import (
+    ABSENT,
+    duration,
+    number,
+    print_result,
+    progress,
+    progress_line,
+    share,
+    table,
+)
 from kvbm_console.cli.params import Duration, format_option, target_option
+from kvbm_console.cli.recorder import replayable
 from kvbm_console.core.errors import UsageError
 
 if TYPE_CHECKING:
     from kvbm_console.analysis.explain import Admission, Explanation, MissedRun, Spent
     from kvbm_console.planning.what_if import Counterfactual
+    from kvbm_console.recording.reader import Recording
 
 RUNS_SHOWN: Final = 24
 """Runs of blocks that the text of an admission shows; ``--block`` and the JSON show all."""
@@ -39,25 +50,38 @@ def why(
     """Why REQUEST missed each block of its prompt, and where its time went.
 
     Reads a recording, or the events that a live daemon still holds. Names the deciding event, or says that it cannot be
-    known. With --what-if the recording is replayed with one change at a time, so each answer was run.
+    known. With --what-if the recording is replayed with one change at a time, so each answer was run. Of a live daemon
+    its own recording is replayed where that lies on this machine, else the events that it still holds.
     """
     from kvbm_console.analysis.explain import explain, grouped, only_block
 
-    if counterfactual and path is None:
-        raise UsageError("--what-if needs a recording to replay: name it behind the request")
     if within is not None and not counterfactual:
         raise UsageError("--within needs --what-if")
-    explanation = explain(evidence_from(path, target, run), request, progress())
     if counterfactual:
-        from kvbm_console.planning.recorded import read_run
-        from kvbm_console.planning.what_if import what_if
-
-        engine = "" if explanation.engine is None else f",engine={explanation.engine}"
-        found = what_if(read_run(f"{path}{engine}" + (f",run={run}" if run else "")), explanation, within)
+        with replayable(path, target, run) as recording:
+            found = _search(recording, request, within)
         print_result(form, found, lambda: _what_if_lines(found))
         return
+    explanation = explain(evidence_from(path, target, run), request, progress())
     explanation = grouped(explanation) if block is None else only_block(explanation, block)
     print_result(form, explanation, lambda: _lines(explanation, block))
+
+
+def _search(recording: "Recording", request: str, within: int | None) -> "Counterfactual":
+    """Explain a request of a recording, then replay it with one change at a time."""
+    from kvbm_console.analysis.explain import explain
+    from kvbm_console.analysis.walk import evidence_of
+    from kvbm_console.planning.recorded import read_run
+    from kvbm_console.planning.what_if import what_if
+
+    explanation = explain(evidence_of(recording), request, progress())
+    engine = "" if explanation.engine is None else f",engine={explanation.engine}"
+    say = progress_line()
+
+    def tell(replay: int, flags: str) -> None:
+        say(lambda: f"replay {number(replay)}: {flags or 'as recorded'}")
+
+    return what_if(read_run(f"{recording.path}{engine},run={recording.incarnation}"), explanation, within, tell)
 
 
 def _lines(explanation: "Explanation", block: int | None) -> list[str]:

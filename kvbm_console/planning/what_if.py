@@ -41,6 +41,8 @@ LONG: Final = 2.0
 """A wait is long if it is so many times the median of the recording."""
 SWITCHABLE: Final = ("kv_offload_threshold", "max_num_seqs", "max_num_batched_tokens")
 """Options that can change while an engine runs."""
+Tell = Callable[[int, str], None]
+"""Takes the number of a replay, from 1, and the flags that it changes; empty for the machine as it was."""
 
 
 class ReplayedRequest(msgspec.Struct, frozen=True):
@@ -98,9 +100,11 @@ class Counterfactual(msgspec.Struct, frozen=True):
     troubles: list[Trouble]
 
 
-def what_if(load: RecordedLoad, explanation: Explanation, within_ns: int | None = None) -> Counterfactual:
+def what_if(
+    load: RecordedLoad, explanation: Explanation, within_ns: int | None = None, tell: Tell | None = None
+) -> Counterfactual:
     """Search the remedies of the request that is explained. ``within_ns`` limits its time to the first token; None
-    stands for twice the median of the recording.
+    stands for twice the median of the recording. ``tell`` hears about each replay before it begins.
 
     Raises ``NotFound`` if the replay never admits it, and ``UsageError`` for a clone.
     """
@@ -108,7 +112,7 @@ def what_if(load: RecordedLoad, explanation: Explanation, within_ns: int | None 
     if explanation.clone is not None:
         raise UsageError(f"{name} is a clone, which looks nothing up: ask for {explanation.clone.parent}")
     options = SimulateOptions(trace=load.name, **load.option_fields())
-    search = _Search(load, options, name)
+    search = _Search(load, options, name, tell)
     times = sorted(
         record.first_token_ns - record.arrived_ns for record in search.all.values() if record.first_token_ns is not None
     )
@@ -130,19 +134,20 @@ def what_if(load: RecordedLoad, explanation: Explanation, within_ns: int | None 
 class _Search:
     """Replays of one request."""
 
-    def __init__(self, load: RecordedLoad, options: SimulateOptions, name: str) -> None:
+    def __init__(self, load: RecordedLoad, options: SimulateOptions, name: str, tell: Tell | None = None) -> None:
+        self.tell = tell
         self.load = load
         self.options = options
         self.name = name
         self.tried = 0
         self.all: dict[str, RequestRecord] = {}
-        self.today = self._outcome(self._run(options))
+        self.today = self._outcome(self._run(options, ""))
 
-    def _run(
-        self, options: SimulateOptions, switch_ns: int | None = None
-    ) -> RequestRecord:
+    def _run(self, options: SimulateOptions, flags: str, switch_ns: int | None = None) -> RequestRecord:
         """Replay with these options; with ``switch_ns`` on the recorded machine up to this time."""
         records: dict[str, RequestRecord] = {}
+        if self.tell is not None:
+            self.tell(self.tried + 1, flags)
 
         def ended(record: RequestRecord) -> None:
             records[record.request] = record
@@ -177,7 +182,7 @@ class _Search:
     def miss(self, explanation: Explanation) -> Trouble | None:
         """The blocks that memory without end would have had."""
         endless = with_fields(self.options, memory=True, total_kv_blocks=ENDLESS_BLOCKS)
-        most = self._outcome(self._run(endless.options)).hits
+        most = self._outcome(self._run(endless.options, endless.flags)).hits
         asked = explanation.prompt_blocks
         if most <= self.today.hits:
             return None if self.today.hits >= asked else Trouble(
@@ -229,9 +234,9 @@ class _Search:
     def _remedies(self, spared: Callable[[ReplayedRequest], bool]) -> list[Remedy]:
         found = []
         for change in self._rules():
-            outcome = self._outcome(self._run(change.options))
+            outcome = self._outcome(self._run(change.options, change.flags))
             if spared(outcome):
-                found.append(self._remedy(change, outcome, self._latest(change.options, spared)))
+                found.append(self._remedy(change, outcome, self._latest(change, spared)))
         for field in TIERS.values():
             more = self._least(field, spared)
             if more is None and field != "total_kv_blocks" and self.options.kv_offload_threshold:
@@ -260,7 +265,7 @@ class _Search:
 
         def tried(more: int) -> tuple[Change, ReplayedRequest]:
             change = with_fields(self.options, memory=True, **{field: min(BLOCKS_MAX, now + more)}, **also)
-            return change, self._outcome(self._run(change.options))
+            return change, self._outcome(self._run(change.options, change.flags))
 
         low, high = 0, max(1, (now or self.options.total_kv_blocks) // 16)
         best: tuple[Change, ReplayedRequest] | None = None
@@ -281,8 +286,9 @@ class _Search:
                 low = middle
         return self._remedy(best[0], best[1], None)
 
-    def _latest(self, options: SimulateOptions, spared: Callable[[ReplayedRequest], bool]) -> int | None:
+    def _latest(self, change: Change, spared: Callable[[ReplayedRequest], bool]) -> int | None:
         """The latest time at which the change still helps; None if it cannot change while an engine runs."""
+        options = change.options
         changed = {
             field for field in options.__struct_fields__ if getattr(options, field) != getattr(self.options, field)
         }
@@ -290,11 +296,11 @@ class _Search:
             return None
         record = self.all[self.name]
         low, high = 0, record.first_token_ns or record.finished_ns or 0
-        if not spared(self._outcome(self._run(options, low))):
+        if not spared(self._outcome(self._run(options, change.flags, low))):
             return None
         for _ in range(HALVINGS):
             middle = (low + high) // 2
-            if spared(self._outcome(self._run(options, middle))):
+            if spared(self._outcome(self._run(options, change.flags, middle))):
                 low = middle
             else:
                 high = middle

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from kvbm_console.core.errors import CorruptRecording, NotFound, RecordingError
+from kvbm_console.core.errors import CorruptRecording, KvbmConsoleError, NotFound, RecordingError
 from kvbm_console.core.events import Event
 from kvbm_console.core.state import CacheState
 from kvbm_console.core.stimuli import Stimulus
@@ -90,6 +90,15 @@ class Recording:
         if run not in (None, held):
             raise NotFound(f"{path} holds the run {held!r} and not {run!r}")
         return cls(path, [segment], [held])
+
+    @classmethod
+    def of_daemon(cls, segment: Path, run: str) -> "Recording | None":
+        """The whole run of a recorder that tells to write this segment; None when it is not on this machine or cannot
+        be read."""
+        try:
+            return cls.open(segment.parent, run)
+        except (KvbmConsoleError, OSError):
+            return None
 
     def refresh(self) -> bool:
         """Read the new frames of the last segment, and newer segments. Returns whether the recording has grown.

@@ -144,7 +144,8 @@ def test_the_command_prints_the_remedies_and_their_json(miss: Counterfactual) ->
 
 
 @pytest.mark.parametrize(("words", "said"), [
-    (("chat.1", "--what-if"), "--what-if needs a recording to replay"),
+    (("chat.1", "--what-if", "--target", "unix:/nowhere.sock"), "/nowhere.sock"),
+    (("chat.1", str(PRESSED), "--what-if", "--target", "unix:/nowhere.sock"), "give a recording or --target, not both"),
     (("chat.1", str(PRESSED), "--within", "5ms"), "--within needs --what-if"),
     (("r#2", str(ROOT / "recordings" / "clone.mcap"), "--what-if"), "has no request"),
     (("chat.0#2", str(ROOT / "recordings" / "clone.mcap"), "--what-if"), "is a clone"),

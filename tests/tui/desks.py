@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from kvbm_console.core.state import CacheState
+from kvbm_console.planning.what_if import Counterfactual
 from kvbm_console.stream.feed import FeedItem
 from kvbm_console.stream.verbs import Verb
 from tests.tui.script import Mono, S, Script, opening, story
@@ -73,6 +74,9 @@ class FakeActions:
         self.explained = None
         self.kept: Kept | None = None
         self.unexplained = ""
+        self.spared: Counterfactual | None = None
+        self.spared_text = ""
+        self.replays = False
         self.calls: list[Verb[Any] | tuple[object, ...]] = []
         """Verbs, and other methods by name with their arguments."""
         self.recorder_asked = 0

@@ -23,6 +23,7 @@ from kvbm_console.core.columns import pack_hashes
 from kvbm_console.core.config import BreakpointSpec
 from kvbm_console.core.events import PoolKnown
 from kvbm_console.core.ids import Authority, SlotState, Tier
+from kvbm_console.planning.what_if import Counterfactual, Remedy, ReplayedRequest, Trouble
 from kvbm_console.recording.reader import Recording
 from kvbm_console.stream.feed import Disconnected, FeedItem
 from kvbm_console.stream.verbs import Verb
@@ -40,7 +41,7 @@ ROOT: Final = Path(__file__).resolve().parents[2] / "tui"
 RECORDINGS: Final = ROOT.parent / "recordings"
 SIZE: Final = (120, 40)
 FILES: Final = ("overview", "slots", "slot", "timeline", "transfers", "tiers", "breaks", "record", "log", "prefixes",
-                "warnings", "why", "finished", "misses")
+                "warnings", "why", "finished", "misses", "what_if")
 """The views by their number, as files."""
 NAMED: Final = {
     "?": "question_mark", "/": "slash", ":": "colon", "!": "exclamation_mark", "[": "left_square_bracket",
@@ -123,6 +124,12 @@ def fresh(view: int, *, recording: bool = False) -> tuple[Desk, FakeActions]:
     items: list[FeedItem] | None = [connected(recording=True, control=False), script.snapshot()] if recording else None
     desk = desk_of(script, mono=mono, items=items, actions=actions)
     actions.explained = explained()
+    if view == 14:
+        remedies = [Remedy(f"--kv-cpu-blocks {number}", ReplayedRequest(7, 0, 1.0), 1, 2**20, None)
+                    for number in range(60)]
+        actions.spared = Counterfactual(
+            "", "long-b", "tape", [], 7, ReplayedRequest(5, 1, 2.0), True, 1.0,
+            [Trouble("preemption", "preempted once", remedies, 61, None, None, "from the beginning on")])
     if view in (2, 8, 11):
         desk.select("rag-0002.7")
     if view == 9:  # two prompts that share their beginning, wide enough to be the first box
@@ -223,7 +230,8 @@ LIVE: Final[dict[str, tuple[int, tuple[str, ...], str]]] = {
     "d": (0, (), "FINISHED"),
     "M": (0, (), "FATE"),
     "space": (0, (), "PAUSED"),
-    "[": (8, ("up",), ""), "]": (2, ("G",), ""), "w": (2, (), "call why"), "{": (0, (), "call show_target"),
+    "[": (8, ("up",), ""), "]": (2, ("G",), ""), "w": (2, (), "call why"),
+    "W": (2, (), "call what_if"), "{": (0, (), "call show_target"),
     "}": (0, (), "call show_target"), "m": (8, (), "' comes back to it"), "'": (8, ("m", "g"), "seq"),
     "y": (1, ("down",), "call copy"), "e": (1, (), "call export"), "r": (0, (), "call retry"),
     "b": (2, (), "break to"), "c": (6, (), "call continue_hold"), "C": (0, (), "call continue_hold"),

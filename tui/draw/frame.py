@@ -23,7 +23,7 @@ TABS: Final = (
 TAB_KEYS: Final = "123456789p"
 TABS_WIDE: Final = 105
 """Columns from which the long names fit."""
-NAMES: Final = (*(long for long, _ in TABS), "Warnings", "Why", "Finished", "Misses")
+NAMES: Final = (*(long for long, _ in TABS), "Warnings", "Why", "Finished", "Misses", "What-if")
 """Names of all views, for files and help."""
 NAME_SHARE: Final = 4
 """A name takes this part of the row before anything else is dropped for it: 20 cells of 80, 30 of 120."""

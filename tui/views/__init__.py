@@ -18,6 +18,7 @@ from .tiers import Tiers
 from .timeline import Timeline
 from .transfers import Transfers
 from .warnings import Warnings
+from .what_if import WhatIf
 from .why import Why
 
 
@@ -25,5 +26,5 @@ def all_views() -> list[View]:
     """A new object of every view, at the place that ``desk`` names; the help is the last."""
     return [
         Overview(), Slots(), SlotView(), Timeline(), Transfers(), Tiers(), Breaks(), Record(), Log(), Prefixes(),
-        Warnings(), Why(), FinishedList(), Misses(), Help(),
+        Warnings(), Why(), FinishedList(), Misses(), WhatIf(), Help(),
     ]

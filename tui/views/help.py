@@ -13,8 +13,8 @@ from ..model.numbers import wrap
 EVERYWHERE = (
     ("1..9", "views"), ("/", "filter"), ("enter esc", "into, back"), (":", "commands"), ("space", "pause view, play"),
     ("← →", "back, on 10 s; shift 60 s"),
-    ("! H", "warnings, newest hold"), ("t p M", "timeline, map, misses"), ("[ ] w", "cause, effect, why"),
-    ("m '", "mark, to mark"), ("y e", "copy, export"), ("q", "quit"),
+    ("! H", "warnings, newest hold"), ("t p M", "timeline, map, misses"), ("[ ]", "cause, effect"),
+    ("w W", "why, what if"), ("m '", "mark, to mark"), ("y e", "copy, export"),
 )
 LIVE = (
     ("b", "break here"), ("c C", "continue, all"), ("s S", "step slot, pipeline"), ("u", "continue until…"),

@@ -16,7 +16,7 @@ from textual.widget import Widget
 
 from .draw.glyphs import TRANSLATE
 from .draw.spans import BLANK, Line
-from .model.numbers import FILL, plain, shown
+from .model.numbers import FILL, is_shown, plain, shown
 from .theme import Theme
 
 PLAIN = "\x1b[0m"
@@ -40,7 +40,8 @@ class Canvas(Widget):
         self.rows_drawn = 0
         """Rows that were sent so far, for tests and benchmarks."""
         self._width = 0
-        self._codes: dict[tuple[str, str], str] = {}
+        self._codes: dict[str, dict[str, str]] = {}
+        """Ground, then role, to the codes that begin the style."""
 
     def draw(self, lines: Sequence[Line], width: int) -> None:
         """Show these lines; rows that did not change are left alone."""
@@ -61,14 +62,17 @@ class Canvas(Widget):
 
     def row(self, line: Line, width: int) -> str:
         """A row as the terminal gets it, ``width`` cells, its styles ended."""
-        parts, known, ground = [], self._codes, line.ground
+        parts, ground = [], line.ground
+        known = self._codes.setdefault(ground, {})
         x, now = 0, PLAIN
+        as_is = not self.ascii_only and is_shown(line.text)
         for text, role in line.spans:
             x += len(text)
             if x > width:
                 text = text[: width - x]
-            text = self._shown(text)
-            code = known.get((role, ground)) or self._code(role, ground)
+            if not as_is:
+                text = self._shown(text)
+            code = known.get(role) or self._code(role, ground)
             if code != now:
                 parts.append(code)
                 now = code
@@ -76,7 +80,7 @@ class Canvas(Widget):
             if x >= width:
                 break
         else:
-            code = self._code("text", ground)
+            code = known.get("text") or self._code("text", ground)
             if code != now:
                 parts.append(code)
                 now = code
@@ -96,11 +100,9 @@ class Canvas(Widget):
 
     def _code(self, role: str, ground: str) -> str:
         """The codes that begin this style after any other style."""
-        found = self._codes.get((role, ground))
-        if found is None:
-            style = self.theme.style(role, ground)
-            opening = style.render("x", color_system=self.colours).partition("x")[0] if self.colours else ""
-            found = self._codes[role, ground] = opening.replace("\x1b[", "\x1b[0;", 1) if opening else PLAIN
+        style = self.theme.style(role, ground)
+        opening = style.render("x", color_system=self.colours).partition("x")[0] if self.colours else ""
+        found = self._codes[ground][role] = opening.replace("\x1b[", "\x1b[0;", 1) if opening else PLAIN
         return found
 
     def _strip(self, line: Line, width: int) -> Strip:

@@ -25,14 +25,16 @@ def trend(
 def _levels(values: tuple[float | None, ...], characters: str, top: float | None) -> str:
     """The characters of a trend; cached because most trends are equal on the next frame."""
     scale = top if top is not None else max((value for value in values if value is not None), default=0.0)
-    cells = []
-    for value in values:
-        if value is None:
-            cells.append(" ")
-        else:
-            share = min(1.0, max(0.0, value / scale)) if scale > 0 else 0.0
-            cells.append(characters[max(1, -(-int(share * 600) // 100)) - 1])
-    return "".join(cells)
+    if scale <= 0:
+        return "".join([" " if value is None else characters[0] for value in values])
+    steps = _steps(characters)
+    return "".join([" " if value is None else steps[min(600, max(0, int(value / scale * 600)))] for value in values])
+
+
+@lru_cache(maxsize=8)
+def _steps(characters: str) -> str:
+    """The character of each six hundredth of the scale, rounded up to one of six."""
+    return "".join(characters[max(1, -(-share // 100)) - 1] for share in range(601))
 
 
 def level(share: float | None, cells: int, glyphs: Glyphs, role: str) -> list[Span]:
@@ -94,12 +96,16 @@ def chart(
 @lru_cache(maxsize=64)
 def _columns(shares: tuple[float | None, ...], rows: int, characters: str) -> list[str]:
     """The rows of a chart; cached because its values change once a second."""
-    heights = [None if share is None else int(min(1.0, max(0.0, share)) * rows * 8) for share in shares]
-    return [
-        "".join([
-            " " if height is None or (height <= base and not (base == 0 and height == 0)) else
-            characters[min(8, max(1, height - base)) - 1]
-            for height in heights
-        ])
+    columns = [_column(None if share is None else int(min(1.0, max(0.0, share)) * rows * 8), rows, characters)
+               for share in shares]
+    return ["".join(row) for row in zip(*columns, strict=True)]
+
+
+@lru_cache(maxsize=1_024)
+def _column(height: int | None, rows: int, characters: str) -> str:
+    """One column of a chart from its top, ``height`` in eighths of a row; a known 0 has the lowest step."""
+    return "".join([
+        " " if height is None or (height <= base and not (base == 0 and height == 0)) else
+        characters[min(8, max(1, height - base)) - 1]
         for base in range((rows - 1) * 8, -1, -8)
-    ]
+    ])

@@ -142,6 +142,11 @@ class Halves:
         if life.receives is not None:
             self._receivers[life.receives] = life
 
+    @property
+    def known(self) -> bool:
+        """True if a decode half is known."""
+        return bool(self._receivers)
+
     def forget(self, life: Life) -> None:
         """Drop a life."""
         if life.sends is not None and self._senders.get(life.sends) is life:

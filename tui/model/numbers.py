@@ -254,6 +254,15 @@ def plain(text: str) -> str:
     return text.translate(_CELLS)
 
 
+def is_shown(text: str) -> bool:
+    """True if a terminal gets this text as it is.
+
+    >>> is_shown("G1→G2 ━━"), is_shown(plain("日")), is_shown("a\\x1b[2J")
+    (True, False, False)
+    """
+    return text.isprintable() and (text.isascii() or _WIDE_MAYBE.search(text) is None)
+
+
 def shown(text: str) -> str:
     """The text as a terminal gets it. A wide character that was cut in half becomes a blank.
 

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import islice
-from typing import Final
+from typing import Any, Final
 
 from .numbers import S
 
@@ -186,13 +186,18 @@ def resample(values: Sequence[float | None], cells: int, *, mean: bool = True) -
 @lru_cache(maxsize=256)
 def _resampled(values: tuple[float | None, ...], cells: int, mean: bool) -> tuple[float | None, ...]:
     """Values of each cell; cached because most trends are equal on the next frame."""
-    size = len(values)
-    result: list[float | None] = []
-    for cell in range(cells):
-        low, high = cell * size // cells, max(cell * size // cells + 1, (cell + 1) * size // cells)
-        known = [value for value in values[low:high] if value is not None]
-        result.append(None if not known else sum(known) / len(known) if mean else max(known))
-    return tuple(result)
+    parts: list[Sequence[Any]] = [values[stretch] for stretch in _stretches(len(values), cells)]
+    if None in values:
+        parts = [[value for value in part if value is not None] for part in parts]
+    return tuple([(sum(part) / len(part) if mean else max(part)) if part else None for part in parts])
+
+
+@lru_cache(maxsize=64)
+def _stretches(size: int, cells: int) -> list[slice]:
+    """The values of each cell."""
+    return [
+        slice(cell * size // cells, max(cell * size // cells + 1, (cell + 1) * size // cells)) for cell in range(cells)
+    ]
 
 
 def known_seconds(values: list[float | None]) -> int:

@@ -129,17 +129,17 @@ def flows_section(
         head.to(55).put("60 s", "faint")
     lines = [head.line("" if desk.tall else "bar")]
     mirror, now = desk.mirror, desk.now_ns
+    slow = {copy.route for copy in mirror.transfers.values() if copy_level(mirror, copy, now) is not None}
     for route in known_routes(desk):
         known = mirror.flows.routes.get(route)
         if busy_only and known is None:
             continue
         queued, moving = route_numbers(desk, route)
         p50, p99 = known.times(now) if known is not None else (None, None)
-        slow = any(t.route is route and copy_level(mirror, t, now) is not None for t in mirror.transfers.values())
         row = Row().put(" ").spans([words.route(route)])
         row.right(flow(known.blocks.rate(now) if known else 0, mirror.block_bytes), 21)
-        row.right(str(queued), 29, "caution" if slow else "text").right(str(moving), 37)
-        row.right(duration(p50), 45).right(duration(p99), 53, "caution" if slow else "text")
+        row.right(str(queued), 29, "caution" if route in slow else "text").right(str(moving), 37)
+        row.right(duration(p50), 45).right(duration(p99), 53, "caution" if route in slow else "text")
         if trends and known is not None:
             row.to(55).spans(bars.trend(resample(known.blocks.last(60, now), 16), desk.glyphs))
         lines.append(row.line("", width))
@@ -281,6 +281,7 @@ class Overview(View):
         """The warning that ``enter`` opens."""
         self._newest: tuple[tuple[object, ...], list[Line]] = ((), [])
         self._chart: tuple[tuple[object, ...], list[Line]] = ((), [])
+        self._charts: tuple[tuple[object, ...], list[Line]] = ((), [])
 
     def body(self, desk: Desk, width: int, height: int) -> list[Line]:
         """Sections from top to bottom, in one, two or three columns."""
@@ -370,15 +371,25 @@ class Overview(View):
         if waiting >= 2:
             rows += [*gap, *fit(waiting_section(desk, state, waiting, width - 1, with_state=True), waiting + 1)]
         if chart_rows:
-            rows += [*gap, *charts_section(desk, state, width, 2, chart_rows)]
+            rows += [*gap, *self._history(desk, state, width, 2, chart_rows)]
         return rows + self._fates(desk, width, height - len(rows), gap)
 
     def _three(self, desk: Desk, state: CacheState, width: int, height: int) -> list[Line]:
         gap = [BLANK] if desk.tall else []
         rows = self._columns(desk, state, 50, 26, 26)
         waiting = waiting_section(desk, state, max(12, len(rows) - 1), width - THIRD - 1, with_state=False)
-        rows = [*beside(rows, waiting, THIRD), *gap, *charts_section(desk, state, width, 3, 6)]
+        rows = [*beside(rows, waiting, THIRD), *gap, *self._history(desk, state, width, 3, 6)]
         return rows + self._fates(desk, width, height - len(rows), gap)
+
+    def _history(self, desk: Desk, state: CacheState, width: int, number: int, rows: int) -> list[Line]:
+        """The charts. While events come too fast to read, they too are drawn FAST_HZ times a second."""
+        mono, mirror = desk.mono(), desk.mirror
+        if mirror.progress.rate(mono) <= FAST_RATE:
+            return charts_section(desk, state, width, number, rows)
+        key = (mirror.incarnation, mirror.places, mono // (S // FAST_HZ), number, rows, width)
+        if key != self._charts[0]:
+            self._charts = key, charts_section(desk, state, width, number, rows)
+        return self._charts[1]
 
     def _fates(self, desk: Desk, width: int, height: int, gap: list[Line]) -> list[Line]:
         """The fate of prompt blocks over time, in the rows that are left; drawn anew when it has changed."""

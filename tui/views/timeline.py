@@ -23,7 +23,7 @@ from ..draw import bars, table, words
 from ..draw.frame import Hint
 from ..draw.glyphs import FILL, state_role
 from ..draw.lifeline import STEPS_NS, Lifelines, Limits, Window, joined, runs, tick_ns, transfer_codes
-from ..draw.spans import Line, Row, Span, fit, part
+from ..draw.spans import Line, Row, Span, Zone, fit, part
 from ..draw.table import Table, moved
 from ..draw.words import LIFE_WORDS
 from ..model.events import cause_of, describe, effect_of, entry_name
@@ -334,7 +334,9 @@ class Timeline(View):
                 self.window = window = self._window(desk, lives, cells, now)
             elif self.cursor_ns is not None and not window.start_ns <= self.cursor_ns <= now:
                 self.cursor_ns = None
-        lives = [life for life in self._in_sight(desk, lives) if not self._joined(desk, life)]
+        lives = self._in_sight(desk, lives)
+        if desk.mirror.halves.known:
+            lives = [life for life in lives if not self._joined(desk, life)]
         bounds = limits(desk.mirror)
         feet = self._feet(desk, width)
         room = height - 3 - len(feet)
@@ -450,13 +452,11 @@ class Timeline(View):
             first, ink = self.lines.ink(life, window, bounds, desk.glyphs)
         else:
             first, ink = 0, tuple(runs(*joined(self.lines, prefill, life, window, bounds), desk.glyphs))
-        row = Row().spans(head)
-        if self._gaps or self.cursor_ns is not None:
-            spans = Row().to(first).spans(ink).to(window.cells).line().spans
-            row.spans(self._overlay(desk, list(spans), window))
-        elif ink:
-            row.to(left + first).spans(ink)
-        return row.zone(0, ("select", life.request), width).line("", width)
+        zones = (Zone(0, width, ("select", life.request)),)
+        if not self._gaps and self.cursor_ns is None:
+            return Line((*head, Span(" " * first, "text"), *ink) if ink else head, "", zones)
+        spans = Row().to(first).spans(ink).to(window.cells).line().spans
+        return Row().spans(head).spans(self._overlay(desk, list(spans), window)).line("", width)._replace(zones=zones)
 
     def _head(self, desk: Desk, life: Life, level: Level | None, left: int) -> tuple[Span, ...]:
         """Mark, state and name, in front of the cells."""

@@ -4,6 +4,7 @@ Law of this file: a daemon that may not listen here is refused with one sentence
 socket belongs to this user alone; TCP is for this machine alone.
 """
 
+import errno
 import fcntl
 import ipaddress
 import os
@@ -149,9 +150,11 @@ class Endpoint:
         try:
             path.parent.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
             _require_own(path.parent)
-            self._lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            # In a directory that others may write, a link would have us make a file wherever it points.
+            self._lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         except OSError as error:
-            raise UsageError(f"cannot listen on unix:{path}: {error.strerror}") from None
+            why = f"{path}.lock is a symbolic link" if error.errno == errno.ELOOP else error.strerror
+            raise UsageError(f"cannot listen on unix:{path}: {why}") from None
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:

@@ -94,9 +94,11 @@ class DirectoryLock:
         self._directory = directory
         try:
             directory.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
-            self._fd = os.open(directory / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
+            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+            self._fd = os.open(directory / LOCK_NAME, flags, FILE_MODE)
         except OSError as error:
-            raise UsageError(f"cannot record to {directory}: {error.strerror}") from None
+            why = f"its file {LOCK_NAME!r} is a symbolic link" if error.errno == errno.ELOOP else error.strerror
+            raise UsageError(f"cannot record to {directory}: {why}") from None
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:

@@ -65,7 +65,8 @@ class _Output:
     """The library's output: no ``RawIOBase``, which it would wrap in a buffer, and no short writes."""
 
     def __init__(self, path: Path) -> None:
-        self.fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, FILE_MODE)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+        self.fd = os.open(path, flags, FILE_MODE)
         self._size = 0
 
     def write(self, data: bytes) -> int:

@@ -19,8 +19,11 @@ from kvbm_console.core.config import BreakpointSpec
 from kvbm_console.core.errors import KvbmConsoleError, UsageError
 from kvbm_console.core.events import HoldReleased
 from kvbm_console.core.ids import HoldEnd, SlotState
+from kvbm_console.recording.files import DirectoryLock
+from kvbm_console.recording.format import About
 from kvbm_console.recording.reader import Recording
 from kvbm_console.recording.recover import recover_directory
+from kvbm_console.recording.seal import write_draft
 from kvbm_console.stream.feed import EventsArrived
 from kvbm_console.stream.verbs import SetBreakpoint
 from kvbm_console.wire.protocol import CLIENT_OPTIONS, method_path
@@ -106,6 +109,24 @@ def test_a_socket_whose_daemon_is_dead_is_taken_over_and_no_other_file_is() -> N
         with pytest.raises(UsageError, match="there is a file that is no socket"):
             Endpoint(f"unix:{place}/letter.txt")
         assert (place / "letter.txt").read_text() == "dear reader"
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize("victim", ["", "precious"])
+def test_f18_a_lock_that_is_a_link_is_not_followed(tmp_path: Path, victim: str) -> None:
+    """Whoever may write in the directory would otherwise choose a file that we make with our rights."""
+    target = tmp_path / "elsewhere"
+    if victim:
+        target.write_text(victim)
+    for name in ("d.sock.lock", "lock", "000001-000000000000.mcap.tmp"):
+        (tmp_path / name).symlink_to(target)
+    with pytest.raises(UsageError, match=r"d\.sock\.lock is a symbolic link$"):
+        Endpoint(f"unix:{tmp_path}/d.sock")
+    with pytest.raises(UsageError, match=r"its file 'lock' is a symbolic link$"):
+        DirectoryLock(tmp_path)
+    with pytest.raises(OSError, match="symbolic link"):
+        write_draft(tmp_path / "000001-000000000000.mcap.tmp", About(), iter(()))
+    assert (target.read_text() if target.exists() else "") == victim
 
 
 @pytest.mark.fault

@@ -585,8 +585,8 @@ def os_module() -> Namespace:
             disk.close(fd)
 
     names = (
-        "O_WRONLY", "O_RDONLY", "O_RDWR", "O_CREAT", "O_EXCL", "O_CLOEXEC", "O_DIRECTORY", "O_TRUNC", "SEEK_SET",
-        "strerror", "environ", "fsencode", "nice",
+        "O_WRONLY", "O_RDONLY", "O_RDWR", "O_CREAT", "O_EXCL", "O_CLOEXEC", "O_DIRECTORY", "O_TRUNC", "O_NOFOLLOW",
+        "SEEK_SET", "strerror", "environ", "fsencode", "nice",
     )
     return Namespace(os, {
         "open": disk.open, "close": close, "write": disk.write, "writev": _writev, "ftruncate": disk.truncate,

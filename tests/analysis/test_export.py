@@ -3,7 +3,7 @@
 import json
 import re
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from kvbm_console.analysis.walk import Evidence, evidence_of
 from kvbm_console.cli.main import cli
 from kvbm_console.core import events as ev
 from kvbm_console.core.errors import RecordingError
+from kvbm_console.core.ids import SlotState
 from kvbm_console.recording.reader import Recording
 from tests.analysis.evidence import evidence
 from tests.recording.helpers import real_run
@@ -163,22 +164,86 @@ def test_perfetto_tracks_are_described_balanced_and_connected(name: str, tmp_pat
             names[event.name.split(",")[0].split(" ")[0]] += 1
         elif event.type == TrackEvent.TYPE_SLICE_END:
             depth[event.track_uuid] -= 1
-        assert 0 <= depth[event.track_uuid] <= 1
+        assert 0 <= depth[event.track_uuid] <= 2
         begun |= set(event.flow_ids)
         ended |= set(event.terminating_flow_ids)
     assert not +depth
     assert ended <= begun
     # A pivot table groups by category and name: both tell the kind, and no name has the number of one copy or request.
-    assert {kind for kind, _ in kinds} <= {"state", "hold", "queued", "wire"}
+    assert {kind for kind, _ in kinds} <= {"request", "state", "hold", "queued", "wire"}
     assert not [name for _, name in kinds if re.search(r"\d", re.sub(r"G\d", "", name))], kinds
     groups = {one.name for one in tracks.values() if not one.HasField("parent_uuid")}
     assert groups == {"slots", "holds", "transfers", "tiers", "engine"}
-    requests = {event.request for event in events_of(name) if isinstance(event, ev.SlotOpened)}
-    slots = next(number for number, one in tracks.items() if one.name == "slots" and not one.HasField("parent_uuid"))
-    assert {one.name for one in tracks.values() if one.parent_uuid == slots} >= requests
     assert names["queued"] >= 1
     if name == "breakpoint-hold":
         assert names["held"] == 1
+
+
+class Pivot:
+    """The slices of a trace as a pivot table has them: closed in the order of time, each with its arguments."""
+
+    def __init__(self, trace: Trace) -> None:
+        described = [one.track_descriptor for one in trace.packet if one.HasField("track_descriptor")]
+        root = next(one.uuid for one in described if one.name == "slots" and not one.HasField("parent_uuid"))
+        self.lanes = {one.uuid for one in described if one.parent_uuid == root}
+        self.types: dict[str, set[str | None]] = defaultdict(set)
+        """The type of each argument."""
+        self.slices: list[tuple[str, int, dict[str, Any], Any]] = []
+        """Category, duration, arguments, and the slice around it."""
+        open_: dict[int, list[tuple[int, Any, dict[str, Any]]]] = defaultdict(list)
+        events = sorted((one for one in trace.packet if one.HasField("track_event")), key=lambda one: one.timestamp)
+        for packet in events:
+            event, stack = packet.track_event, open_[packet.track_event.track_uuid]
+            for note in event.debug_annotations:
+                self.types[note.name].add(note.WhichOneof("value"))
+            if event.type == TrackEvent.TYPE_SLICE_BEGIN:
+                args = {note.name: getattr(note, note.WhichOneof("value") or "") for note in event.debug_annotations}
+                stack.append((packet.timestamp, event, args))
+            elif event.type == TrackEvent.TYPE_SLICE_END:
+                begun, inner, args = stack.pop()
+                self.slices.append((inner.categories[0], packet.timestamp - begun, args,
+                                    stack[-1][2] if stack else None))
+        assert not any(open_.values())
+
+    def sums(self, category: str, *by: str, of: str = "") -> dict[tuple[Any, ...], int]:
+        """The sum of an argument, or of durations, by arguments."""
+        found: Counter[tuple[Any, ...]] = Counter()
+        for kind, took, args, _ in self.slices:
+            if kind == category:
+                found[tuple(args.get(name) for name in by)] += args[of] if of else took
+        return dict(found)
+
+
+def test_a_pivot_table_of_perfetto_has_the_figures_of_the_facts(tmp_path: Path) -> None:
+    run_ = real_run(18, 40, 16)
+    what = evidence(run_.all_events, run_.config)
+    pivot = Pivot(perfetto_of(what, tmp_path))
+    state = run_.state_after(len(run_.all_events) - 1)
+    moved = pivot.sums("wire", "route", "status", of="blocks")
+    assert {route: blocks for (route, status), blocks in moved.items() if status == "completed"} \
+        == {route: blocks for route, blocks in state.totals.moved_blocks.items() if blocks}
+    assert pivot.sums("wire", "from_tier", "to_tier", of="blocks") == {
+        tuple(route.split(">")): sum(blocks for (other, _), blocks in moved.items() if other == route)
+        for route, _ in moved}
+    spent: Counter[tuple[str, str]] = Counter()
+    known: dict[int, tuple[str, str, int]] = {}
+    for event in run_.all_events:  # the time in each state, counted from the events alone
+        if isinstance(event, ev.SlotOpened):
+            known[event.slot] = event.request, SlotState.INITIALIZED.label, event.at_ns
+        elif isinstance(event, ev.SlotMoved):
+            request, label, since = known[event.slot]
+            spent[request, label] += event.at_ns - since
+            known[event.slot] = request, event.new.label, event.at_ns
+    assert +Counter(pivot.sums("state", "request", "state")) == +spent
+    assert {name: len(types) for name, types in pivot.types.items() if len(types) > 1} == {}
+    live, most = 0, 0
+    for event in run_.all_events:
+        live += isinstance(event, ev.SlotOpened) - isinstance(event, ev.SlotClosed)
+        most = max(most, live)
+    assert len(pivot.lanes) == most
+    for kind, _, args, around in pivot.slices:
+        assert (around is not None) == (kind == "state")
+        assert kind != "state" or around["request"] == args["request"]
 
 
 # --- tables ----------------------------------------------------------------------------------------------------------

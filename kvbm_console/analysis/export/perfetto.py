@@ -1,9 +1,15 @@
-"""Perfetto TrackEvents. Each slot has a track with slices for its states. Holds have tracks, routes have lanes, and
-tiers and the engine have counters. A flow leads from candidate to transfer to completion.
+"""Perfetto TrackEvents. Slots share lanes, as many as there were slots at once: a slice for the request, and inside it
+the slices of its states. Holds and copies have lanes, too, and tiers and the engine have counters. A flow leads from
+candidate to transfer to completion.
 
-Law of this file: the library is imported when a trace begins, and a track is described before its first use.
+A pivot table groups by category, name and arguments. So a name tells the kind alone, arguments are flat, and an
+argument has one type in all slices: ``request``, ``state``, ``from_tier``, ``to_tier``, ``status``, ``reason``.
+
+Law of this file: the library is imported when a trace begins, a track is described before its first use, and slices of
+a lane lie beside or inside each other.
 """
 
+from heapq import heappop, heappush
 from typing import IO, Any, Final
 
 from kvbm_console.analysis.export.pictures import Lanes, hold_args, state_args, transfer_args, transfer_name
@@ -26,6 +32,12 @@ class PerfettoTrace(Consumer):
         self.written = 0
         self._tracks: dict[tuple[str, object], int] = {}
         self._routes: dict[str, Lanes] = {}
+        self._holds = Lanes()
+        self._slots: dict[int, tuple[int, int]] = {}
+        """Open slots to their lane and their begin."""
+        self._free: list[int] = []
+        """Lanes without a slot, a heap."""
+        self._resumed_ns = 0
         for rank, group in enumerate(GROUPS):
             self._track(group, None, group, rank=rank)
 
@@ -68,16 +80,19 @@ class PerfettoTrace(Consumer):
         self, track: int, kind: str, name: str, begin_ns: int, end_ns: int, args: dict[str, Any],
         flow: int | None = None,
     ) -> None:
-        """A slice of a category, by which a pivot table groups as it does by name and arguments."""
-        kinds = self._pb.TrackEvent
-        packet = self._event(track, begin_ns, kinds.TYPE_SLICE_BEGIN)
+        self._begin(track, kind, name, begin_ns, args, flow)
+        self._write(self._event(track, end_ns, self._pb.TrackEvent.TYPE_SLICE_END))
+
+    def _begin(
+        self, track: int, kind: str, name: str, at_ns: int, args: dict[str, Any], flow: int | None = None
+    ) -> None:
+        packet = self._event(track, at_ns, self._pb.TrackEvent.TYPE_SLICE_BEGIN)
         packet.track_event.name = name
         packet.track_event.categories.append(kind)
         self._annotate(packet.track_event, args)
         if flow is not None:
             packet.track_event.flow_ids.append(flow)
         self._write(packet)
-        self._write(self._event(track, end_ns, kinds.TYPE_SLICE_END))
 
     def _instant(
         self, track: int, name: str, at_ns: int, args: dict[str, Any], flow: int | None = None, *, ends: bool = False
@@ -109,23 +124,45 @@ class PerfettoTrace(Consumer):
 
     # --- rows --------------------------------------------------------------------------------------------------------
 
+    def opened(self, slot: int, request: str, at_ns: int) -> None:
+        """The slice of the request begins, on the first lane that is free."""
+        lane = heappop(self._free) if self._free else len(self._slots)
+        begin_ns = max(at_ns, self._resumed_ns)
+        self._slots[slot] = lane, begin_ns
+        self._begin(self._lane(lane), "request", "request", begin_ns, {"request": request, "slot": slot})
+
+    def closed(self, slot: int, at_ns: int) -> None:
+        """The slice of the request ends."""
+        lane, _ = self._slots.pop(slot)
+        heappush(self._free, lane)
+        self._write(self._event(self._lane(lane), at_ns, self._pb.TrackEvent.TYPE_SLICE_END))
+
+    def resumed(self, at_ns: int) -> None:
+        """Slices that begin now do not reach over the gap."""
+        self._resumed_ns = at_ns
+
+    def _lane(self, lane: int) -> int:
+        return self._track("slots", lane, f"slots {lane + 1}")
+
     def state(self, row: StateSpan) -> None:
-        """A slice on the slot's track."""
-        track = self._track("slots", row.slot, row.request)
-        self._slice(track, "state", row.state, row.begin_ns, row.end_ns, state_args(row))
+        """A slice below the request's."""
+        lane, _ = self._slots[row.slot]
+        self._slice(self._lane(lane), "state", row.state, row.begin_ns, row.end_ns, state_args(row))
 
     def hold(self, row: HoldSpan) -> None:
-        """A slice on a track of its own."""
-        track = self._track("holds", row.slot, row.request)
+        """A slice on a lane of the holds."""
+        lane = self._holds.take(row.begin_ns, row.end_ns)
+        track = self._track("holds", lane, f"holds {lane + 1}")
         self._slice(track, "hold", f"held at {row.site}", row.begin_ns, row.end_ns, hold_args(row))
 
     def transfer(self, row: TransferSpan) -> None:
-        """Queued and on the wire, with a flow from the slot's track through both and back."""
+        """Queued and on the wire, with a flow from the slot's lane through both and back, while the slot is there."""
         lane = self._routes.setdefault(row.route, Lanes()).take(row.planned_ns, row.until_ns)
         track = self._track("transfers", (row.route, lane), row.route if not lane else f"{row.route} ({lane + 1})")
         name, args = transfer_name(row), transfer_args(row)
         flow = row.candidate + 1  # 0 is no flow
-        slot = None if row.slot is None else self._track("slots", row.slot, row.request or f"slot {row.slot}")
+        at, begun_ns = (None, 0) if row.slot is None else self._slots.get(row.slot, (None, 0))
+        slot = None if at is None or row.planned_ns < begun_ns else self._lane(at)
         if slot is not None:
             self._instant(slot, f"planned {row.route}", row.planned_ns, args, flow)
         queued_until = row.started_ns if row.started_ns is not None else row.until_ns

@@ -33,21 +33,23 @@ class Lanes:
 def state_args(row: StateSpan) -> dict[str, Any]:
     """The details of a state's slice, shown when it is clicked."""
     return {
-        "request": row.request, "slot": row.slot, "seq": row.seq, "cause": row.cause, "iteration": row.iteration,
-        "computed_tokens": row.computed_tokens, "open": row.open,
+        "request": row.request, "slot": row.slot, "state": row.state, "seq": row.seq, "cause": row.cause,
+        "iteration": row.iteration, "computed_tokens": row.computed_tokens, "open": row.open,
     }
 
 
 def hold_args(row: HoldSpan) -> dict[str, Any]:
     """The same for a hold."""
-    return {"request": row.request, "hold": row.hold, "site": row.site, "seq": row.seq, "why": row.why or "lasts"}
+    return {"request": row.request, "hold": row.hold, "slot": row.slot, "site": row.site, "seq": row.seq,
+            "reason": row.why or "lasts"}
 
 
 def transfer_args(row: TransferSpan) -> dict[str, Any]:
     """The same for a copy."""
+    source, _, target = row.route.partition(">")
     known = {
-        "request": row.request, "route": row.route, "candidate": row.candidate, "operation": row.operation,
-        "batch": row.batch,
+        "request": row.request, "slot": row.slot, "route": row.route, "from_tier": source, "to_tier": target,
+        "candidate": row.candidate, "operation": row.operation, "batch": row.batch,
         "blocks": row.blocks, "status": row.status, "reason": row.reason, "seq": row.seq,
         "thrash_blocks": row.thrash_blocks or None,
     }

@@ -118,6 +118,12 @@ class Consumer:
     def opened(self, slot: int, request: str, at_ns: int) -> None:
         """A slot is there since ``at_ns``, and has not been told before, unless behind a gap."""
 
+    def closed(self, slot: int, at_ns: int) -> None:
+        """A slot is gone, or the evidence ends or has a gap; only copies of it may still be told."""
+
+    def resumed(self, at_ns: int) -> None:
+        """The evidence goes on behind a gap; slots that are there are opened next."""
+
     def state(self, row: StateSpan) -> None:
         """A state ended."""
 
@@ -160,7 +166,7 @@ class Rows(Visitor):
         self.before = {
             ev.SlotOpened: self._opens, ev.SlotCloned: self._opens, ev.SlotMoved: self._moves,
             ev.HoldReleased: self._released, ev.CandidateEnded: self._ended, ev.CandidateSkipped: self._ended,
-            **dict.fromkeys((ev.SlotClosed, ev.SlotHeld, ev.CandidatePlanned), self._folded),
+            ev.SlotClosed: self._closed, **dict.fromkeys((ev.SlotHeld, ev.CandidatePlanned), self._folded),
         }
         self.after = {ev.CandidatePromoted: self._promoted, ev.IterationAdvanced: self._advanced}
         for kind in (ev.BlocksReady, ev.BlocksEvicted, ev.DeviceBlocksReleased, ev.DeviceBlocksAssigned,
@@ -177,6 +183,7 @@ class Rows(Visitor):
         if gap is not None:
             self._close_all(state)
             self.consumer.gap(gap, self._last_ns)
+            self.consumer.resumed(state.at_ns)
         self._state, self._last_ns = state, state.at_ns
         for slot in state.slots.values():
             self.consumer.opened(slot.slot, slot.request, slot.opened_ns)
@@ -227,6 +234,8 @@ class Rows(Visitor):
         for number in list(self._lives.transfers):
             if number in state.candidates and (later is None or number not in later.candidates):
                 self._tell_transfer(self._lives.transfers[number], state, None)
+        for life in open_lives:
+            self.consumer.closed(life.slot, self._last_ns)
         self._lives.lives.clear()
 
     # --- events ------------------------------------------------------------------------------------------------------
@@ -243,6 +252,10 @@ class Rows(Visitor):
         self.consumer.opened(e.slot, e.request, e.at_ns)
         self._folded(e, state)
         self._lives.lives[e.slot].moves[-1].iteration = state.iteration
+
+    def _closed(self, e: ev.SlotClosed, state: CacheState) -> None:
+        self._folded(e, state)
+        self.consumer.closed(e.slot, e.at_ns)
 
     def _moves(self, e: ev.SlotMoved, state: CacheState) -> None:
         self._tell_state(self._lives.lives[e.slot], e.at_ns, still=False)

@@ -210,6 +210,8 @@ class Broker:
             return ConnectionLost(f"no broker listens on {self.address.shown}")
         if isinstance(error, TimeoutError | errors.ConnectionClosedError | errors.StaleConnectionError):
             return ConnectionLost(f"{place} does not answer")
+        if getattr(error, "err_code", None) == NO_ROOM:
+            return Refused(f"{place} has no room left to {what}")
         code = getattr(error, "code", None)
         if code == NO_STREAM or type(error).__name__ in ("NoStreamResponseError", "ServiceUnavailableError"):
             return Refused(f"{place} keeps no messages: JetStream is off there, or its stream is missing")
@@ -218,6 +220,8 @@ class Broker:
 
 
 NO_RIGHT: Final = "gives no right to"
+NO_ROOM: Final = 10_023
+"""JetStream's code for a store that is full."""
 NO_STREAM: Final = 404
 """JetStream's code for a stream that does not exist."""
 

@@ -126,6 +126,20 @@ async def test_a_daemon_fills_the_lake_while_it_runs_and_after_its_writer_was_ki
     assert rows(place)["lookups"]
 
 
+@pytest.mark.asyncio
+async def test_a_daemon_that_begins_again_adds_its_rows_beside_the_old_ones(tmp_path: Path) -> None:
+    record, place, count = tmp_path / "rec", tmp_path / "lake", []
+    for _ in range(2):
+        async with daemon_at(LOAD, speed=None, record=record, lake=place, target="prod-1") as daemon:
+            await published(daemon, lambda: sum(daemon.service.state.totals.finished) == 40)
+        count.append(len(rows(place)["requests"]))
+    assert count == [40, 80]
+    for run in Recording.open(record).runs:
+        recording = Recording.open(record, run)
+        add(evidence_of(recording), tmp_path / "again", "prod-1", run, recording.clock_anchor_ns)
+    assert rows(place) == rows(tmp_path / "again")
+
+
 def test_a_lake_needs_a_recording_in_a_directory(tmp_path: Path) -> None:
     for record in (None, tmp_path / "x.mcap"):
         with pytest.raises(UsageError, match="lake must be given with --record DIR, a directory"):

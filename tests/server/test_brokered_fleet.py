@@ -5,10 +5,13 @@ reaches a daemon.
 """
 
 import asyncio
+import contextlib
 import signal
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -182,6 +185,128 @@ async def test_a_daemon_goes_on_beside_a_broker_that_is_killed_frozen_and_restar
                 assert (await direct.first_look()).digest.finished == 40
             server.send(signal.SIGCONT)
             await seen(fleet, lambda: not fleet.rows[0].error)
+
+
+class Partition:
+    """Forwards to a broker; while ``cut``, what either side sends is kept back, and no connection is closed."""
+
+    def __init__(self, server: Any) -> None:
+        self.whole = asyncio.Event()
+        self.whole.set()
+        self._broker = server.address.split(":")
+        self._server: asyncio.Server | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def __aenter__(self) -> "Partition":
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._server is not None
+        self._server.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    @property
+    def address(self) -> str:
+        assert self._server is not None
+        return f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there, back = await asyncio.open_connection(*self._broker)
+        for source, target in ((reader, back), (there, writer)):
+            self._tasks.add(asyncio.create_task(self._forward(source, target)))
+
+    async def _forward(self, source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):
+            while data := await source.read(65_536):
+                await self.whole.wait()
+                target.write(data)
+        target.close()
+
+
+@pytest.mark.asyncio
+@pytest.mark.fault
+async def test_a_daemon_behind_a_partition_is_gone_alone_and_comes_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(brokered, "OVERDUE_S", 0.5)
+    with nats_server(tmp_path) as server:
+        async with (
+            Partition(server) as between, member(at(server), "near", None) as near,
+            member(at(between), "far", None) as far, BrokeredFleet(at(server)) as fleet,
+        ):
+            await seen(fleet, lambda: len(fleet.rows) == 2 and not any(row.error for row in fleet.rows))
+            between.whole.clear()
+            assert "does not answer" in await warned(far, "does not answer")
+            while (await fleet.find([1])).keys() != {"near"}:
+                await seen(fleet, lambda: [row.target for row in fleet.rows if row.error] == ["far"])
+            async with Fleet([near.address, far.address]) as direct:
+                assert not (await direct.look()).stands["gone"], "the daemon itself answers"
+            between.whole.set()
+            await seen(fleet, lambda: not any(row.error for row in fleet.rows))
+            assert "runs as it should again" in await warned(far, "again")
+
+
+async def filled(broker: Broker) -> None:
+    """Publish summaries of daemons until the broker takes no more."""
+    with broker.asking("fill it"):
+        for number in count():
+            await broker.jetstream.publish(broker.address.subject(f"dead-{number}", "sum"), bytes(100))
+
+
+@pytest.mark.asyncio
+@pytest.mark.fault
+async def test_a_broker_whose_disk_is_full_costs_the_daemon_nothing(tmp_path: Path) -> None:
+    with nats_server(tmp_path) as server:
+        server.kill()
+        server.room = "1KB"
+        server.start("small")
+        async with Broker(at(server), "test") as raw:
+            await brokers.keep_summaries(raw)
+            with pytest.raises(Refused, match="has no room left to fill it"):
+                await filled(raw)
+        async with member(at(server), "one") as daemon:
+            assert "has no room left to publish summaries" in await warned(daemon, "no room")
+            async with Fleet([daemon.address]) as direct:
+                assert (await direct.first_look()).digest.finished == 40, "the daemon itself answers"
+            server.kill()
+            server.room = "1GB"
+            server.start("small")
+            await warned(daemon, "runs as it should again")
+            async with BrokeredFleet(at(server)) as fleet:
+                await seen(fleet, lambda: any(row.target == "one" and not row.error for row in fleet.rows))
+
+
+@pytest.mark.asyncio
+@pytest.mark.fault
+async def test_a_clock_that_jumps_by_minutes_changes_no_age_and_no_event(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The wall's clock of the daemon and of the one who looks jumps; the broker's does not."""
+    true_s, true_ns = time.time, time.time_ns
+    with nats_server(tmp_path) as server:
+        broker = at(server)
+        for minutes in (10, -20):
+            monkeypatch.setattr(time, "time", lambda: true_s() + 60 * minutes)  # noqa: B023
+            monkeypatch.setattr(time, "time_ns", lambda: true_ns() + 60_000_000_000 * minutes)  # noqa: B023
+            async with member(broker, "one", fleet_events=True) as daemon, BrokeredFleet(broker) as fleet:
+                await seen(fleet, lambda: bool(fleet.rows) and fleet.rows[0].stands not in ("gone",))
+                monkeypatch.setattr(time, "time", lambda: true_s() - 60 * minutes)  # noqa: B023
+                monkeypatch.setattr(time, "time_ns", lambda: true_ns() - 60_000_000_000 * minutes)  # noqa: B023
+                heard = daemon.service.state.seq
+                await seen(fleet, lambda: (row := fleet.rows[0].summary) is not None and row.seq >= heard)  # noqa: B023
+                assert fleet.rows[0].silent_s < 10
+                assert not fleet.rows[0].error
+            async with Broker(broker, "test") as raw:
+                events = PublishedEvents(raw, "one")
+                items = [item async for item in events.items()]
+                assert isinstance(items[0], SnapshotTaken)
+                assert events.lost == 0
+                assert events.ended is not None
+                assert events.ended.last_seq == daemon.service.state.seq - 1
+                assert abs(events.clock_anchor_ns - (true_ns() - daemon.service.at_ns)) < 60_000_000_000
 
 
 @pytest.mark.asyncio

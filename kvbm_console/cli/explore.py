@@ -72,16 +72,21 @@ def search_options(engine: str) -> "Callable[[Callable[..., int]], Callable[...,
               help="The connector, as in vLLM's --kv-transfer-config.")
 @click.option("--fault", "faults", multiple=True, type=click.Choice([*FAULTS, *CONNECTOR_FAULTS]), metavar="NAME",
               help="Plant this fault, to see that it is found; repeat for more.")
+@click.option("--adapter", "adapters", multiple=True, metavar="MODULE:CLASS",
+              help="Our worker's half of a connector of your own; repeat for more. REFERENCE.md describes it.")
 @click.option("--python", default=None, metavar="FILE",
               help="The interpreter in whose environment vLLM is installed.  [default: this interpreter]")
 @search_options("vllm")
-def explore_vllm(connector: str, faults: tuple[str, ...], python: str | None, **options: Any) -> int:
+def explore_vllm(
+    connector: str, faults: tuple[str, ...], adapters: tuple[str, ...], python: str | None, **options: Any
+) -> int:
     """Drive vLLM's scheduler and connector through random work, without GPU and weights.
 
     The scheduler and the connector are vLLM's own. The worker copies blocks in a shadow memory, at random moments
     between order and report. Exit status 1 says that something was found.
     """
-    return _search(_connector(connector), faults, engine="vllm", python=python or sys.executable, **options)
+    return _search(_connector(connector), faults, engine="vllm", adapters=adapters, python=python or sys.executable,
+                   **options)
 
 
 @explore.command("leader")
@@ -104,6 +109,7 @@ def explore_leader(faults: tuple[str, ...], **options: Any) -> int:
 def _search(
     entry: dict[str, Any], faults: tuple[str, ...], *, engine: str, python: str, seeds: range | None, for_ns: int,
     profiles: tuple[str, ...], workers: int | None, first_only: bool, out: Path | None, form: str,
+    adapters: tuple[str, ...] = (),
 ) -> int:
     from kvbm_console.cli.main import EXIT_INTERRUPTED
     from kvbm_console.explore.report import write
@@ -113,8 +119,9 @@ def _search(
     if not 1 <= count <= 256:
         raise UsageError(f"--workers must be from 1 to 256, got {count}")
     search = Search(
-        connector=entry, engine=engine, profiles=profiles or PROFILES_OF[engine], faults=faults, seeds=seeds,
-        processes=count, seconds=for_ns / SECOND_NS, first_only=first_only, tell=_progress(), python=python,
+        connector=entry, engine=engine, profiles=profiles or PROFILES_OF[engine], faults=faults, adapters=adapters,
+        seeds=seeds, processes=count, seconds=for_ns / SECOND_NS, first_only=first_only, tell=_progress(),
+        python=python,
     )
     report = search.run()
     if report.findings:

@@ -5,7 +5,8 @@ copies each block in a shadow memory, at a moment that the scenario chooses. Mon
 
 - ``scenario``: everything that is random in a run, as plain data, with seeds and profiles.
 - ``shadow``: the memory without bytes, the worker that copies in it, and the sentence for a wrong read.
-- ``connectors``, ``nixl``, ``lmcache``: our worker's half of each connector.
+- ``connectors``, ``nixl``, ``mooncake``, ``lmcache``, ``example``: our worker's half of each connector.
+- ``conformance``: the test of an adapter that somebody else writes.
 - ``vllm``: vLLM's scheduler driven through a scenario, and its monitors.
 - ``shrink``: the smallest scenario that still ends in the same verdict.
 - ``search``: many runs in several processes, guided by coverage.

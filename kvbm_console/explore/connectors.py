@@ -8,8 +8,10 @@ worker has moved both blocks, the adapter reports that job 7 is complete.
 A connector with a secondary tier copies bytes itself, between its host memory and files. There the contents lie as
 bytes in that memory (``HostBytes``), and steps of the scenario replace the threads of the tier (``SteppedPool``).
 
-Law of this file: an adapter has no opinion about right and wrong. The conformance suite is in
-``tests/vllm/test_explore.py``.
+An author of another connector writes a subclass of ``Adapter`` and names it with ``--adapter``. ``conformance``
+checks it.
+
+Law of this file: an adapter has no opinion about right and wrong.
 """
 
 import contextlib
@@ -39,14 +41,30 @@ class Unsupported(Exception):
     """This release lacks a part that the driver needs; the text names the part."""
 
 
+def unknown(metadata: Any) -> Unsupported:
+    """The refusal of metadata that no adapter reads."""
+    return Unsupported(f"no worker is known for {type(metadata).__name__} with "
+                       f"{', '.join(sorted(vars(metadata)))[:80]}; --adapter takes one of your own")
+
+
 class Adapter:
     """Our worker's half of one connector in one run.
+
+    A subclass has ``connectors``, ``name`` and ``orders``. It has ``report`` if the worker answers with metadata of the
+    connector's own. The other methods have defaults, for connectors that need no more. An exception of an adapter
+    ends the exploration.
 
     ``kind`` names the connector's host memory, and tells two connectors of one class apart.
     """
 
+    connectors: tuple[str, ...] = ()
+    """Names of the classes of connectors that it serves, with their subclasses."""
     name = ""
+    """Its host memory in sentences."""
     half_name = "connector_scheduler"
+    """The attribute of the connector that has its tables; empty if they are the connector's own."""
+    caches: tuple[str, ...] = ()
+    """Tables of ``half`` that keep entries when all requests have ended."""
     peers = False
     """True if requests can name a peer, from which their prefix comes or to which their blocks go."""
     fails_by_request = False
@@ -54,11 +72,11 @@ class Adapter:
 
     def __init__(self, connector: Any, kind: str) -> None:
         self.connector, self.kind = connector, kind
-        self.half: Any = getattr(connector, self.half_name, None)
+        self.half: Any = getattr(connector, self.half_name, None) if self.half_name else connector
         if self.half is None:
             raise Unsupported(f"{type(connector).__name__} has no {self.half_name} here")
         self._empty = [(owner, name) for owner in self.owners() for name, table in vars(owner).items()
-                       if isinstance(table, (dict, set, list)) and not table]
+                       if isinstance(table, (dict, set, list)) and not table and name not in self.caches]
 
     def owners(self) -> list[Any]:
         """The objects of the scheduler half that keep tables about requests and copies."""
@@ -79,7 +97,10 @@ class Adapter:
         return contextlib.nullcontext()
 
     def attach(self, machine: Any) -> None:
-        """Look at the machine, after its scheduler was made and before the first step."""
+        """Look at the machine, after its scheduler was made and before the first step.
+
+        The adapter may keep ``machine.scenario``, and ``machine.workers`` with their memories. It may replace methods
+        of the connector by functions that call them."""
 
     def arrive(self, name: str, contents: list[int]) -> dict[str, Any] | None:
         """The transfer parameters of a request; ``contents`` are those of its prompt's blocks."""
@@ -90,7 +111,10 @@ class Adapter:
         return False
 
     def orders(self, metadata: Any) -> StepOrders:
-        """The copies and flushes that the metadata of a step orders."""
+        """The copies and flushes that the metadata of a step orders, asked once for each rank.
+
+        A pair of a load is (host slot, device place), and of a store (device place, host slot). A slot is any number.
+        Ranks get jobs of the same numbers."""
         raise NotImplementedError
 
     def ended(self, jobs: list[Job]) -> None:
@@ -113,6 +137,7 @@ class Adapter:
 class OffloadingAdapter(Adapter):
     """``OffloadingConnector`` with a host tier, and with files below it."""
 
+    connectors = ("OffloadingConnector",)
     name = "offloading"
 
     def __init__(self, connector: Any, kind: str) -> None:
@@ -190,8 +215,7 @@ class OffloadingAdapter(Adapter):
 
     def orders(self, metadata: Any) -> StepOrders:
         if not hasattr(metadata, "store_jobs"):
-            raise Unsupported(f"no worker is known for {type(metadata).__name__} with "
-                              f"{', '.join(sorted(vars(metadata)))[:80]}")
+            raise unknown(metadata)
         orders = StepOrders(self.kind, flush=set(metadata.jobs_to_flush or ()))
         for number, entry in metadata.load_jobs.items():
             orders.loads.append(Job(
@@ -242,6 +266,7 @@ class OffloadingAdapter(Adapter):
 class SimpleAdapter(Adapter):
     """``SimpleCPUOffloadConnector``."""
 
+    connectors = ("SimpleCPUOffloadConnector",)
     name = "simple"
     half_name = "scheduler_manager"
 
@@ -443,8 +468,7 @@ class Workers:
             adapter = self.adapters[id(connector)]
             yield adapter, adapter.orders(metadata)
         elif type(metadata).__name__ not in ("KVConnectorMetadata", "TapMetadata"):
-            raise Unsupported(f"no worker is known for {type(metadata).__name__} with "
-                              f"{', '.join(sorted(vars(metadata)))[:80]}")
+            raise unknown(metadata)
 
     def report(self, ended: list[Job], connector: Any = None) -> Any:
         """The worker's metadata about the jobs that ended in a step; None without."""
@@ -470,10 +494,17 @@ def _together(parts: tuple[Any, ...]) -> Any:
     return module.MultiKVConnectorWorkerMetadata(metadata=parts)
 
 
-VLLM_ADAPTERS: dict[str, type[Adapter]] = {
-    "OffloadingConnector": OffloadingAdapter, "SimpleCPUOffloadConnector": SimpleAdapter,
-}
-"""Class of a connector to its adapter."""
+def loaded(text: str) -> type[Adapter]:
+    """The adapter that ``MODULE:CLASS`` names. Raises ``Unsupported`` with a sentence."""
+    module, _, name = text.partition(":")
+    try:
+        adapter = getattr(import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise Unsupported(f"--adapter must be MODULE:CLASS, got {text!r}: {error}") from None
+    if not (isinstance(adapter, type) and issubclass(adapter, Adapter) and adapter.connectors):
+        raise Unsupported(f"--adapter must name a subclass of kvbm_console.explore.connectors.Adapter with connectors, "
+                          f"got {text!r}")
+    return adapter
 
 
 def worker_meta(metadata: Any, ended: list[Job]) -> Any:

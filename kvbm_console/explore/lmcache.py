@@ -156,6 +156,7 @@ class LmcachePlan:
 class LmcacheAdapter(Adapter):
     """``LMCacheMPConnector``."""
 
+    connectors = ("LMCacheMPConnector",)
     name = "lmcache"
     half_name = "scheduler_adapter"
 
@@ -269,7 +270,3 @@ def _waits() -> bool:
     context: Any = import_module("lmcache.v1.multiprocess.transfer_context.worker_transfer")
     made = context.LMCacheDrivenTransferContext.__init__
     return "_inflight_stores" in made.__code__.co_names
-
-
-LMCACHE_ADAPTERS: dict[str, type[Adapter]] = {"LMCacheMPConnector": LmcacheAdapter}
-"""Class of a connector to its adapter."""

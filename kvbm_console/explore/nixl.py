@@ -25,6 +25,7 @@ FAR = "peer"
 class NixlAdapter(Adapter):
     """``NixlConnector``, which pulls."""
 
+    connectors = ("NixlPullConnector",)  # NixlConnector is another name of the class
     name = "nixl"
     peers = True
     fails_by_request = True
@@ -57,7 +58,7 @@ class NixlAdapter(Adapter):
         if role == 2:
             return None
         if role == 1:
-            return {"do_remote_decode": True, "do_remote_prefill": False}
+            return self.for_peer(name)
         far = []
         for group in range(len(self._machine.groups)):
             first, self._slots = self._slots, self._slots + len(contents)
@@ -66,18 +67,26 @@ class NixlAdapter(Adapter):
                 for slot, content in zip(far[-1], contents, strict=True):
                     worker.memory.host[self.kind, slot] = self._machine.of_group(content, group)
                     worker.memory.host_writer[self.kind, slot] = ("peer", 0, name, slot)
+        return self.from_peer(name, far)
+
+    def from_peer(self, name: str, far: list[list[int]]) -> dict[str, Any]:
+        """The transfer parameters of a request that the peer has prefilled into these blocks of each group."""
         return {"do_remote_prefill": True, "do_remote_decode": False, "remote_block_ids": tuple(far),
                 "remote_engine_id": FAR, "remote_request_id": name, "remote_host": FAR, "remote_port": 1, "tp_size": 1}
+
+    def for_peer(self, name: str) -> dict[str, Any]:
+        """The transfer parameters of a request that the peer is to decode."""
+        return {"do_remote_decode": True, "do_remote_prefill": False}
 
     def orders(self, metadata: Any) -> StepOrders:
         orders = StepOrders(self.kind)
         for name, entry in metadata.reqs_to_recv.items():
             pairs = list(self._pairs(entry))
             if getattr(entry, "awaiting_kvs", bool(pairs)):  # otherwise the peer is only told to free its blocks
-                orders.loads.append(Job(self._number(name, True), True, name, pairs, self.kind))
+                orders.loads.append(Job(self.number(name, True), True, name, pairs, self.kind))
         for name in metadata.reqs_to_send:
             pairs = [(place, -1 - place) for group in self._sent[name] for place in group if place]
-            orders.stores.append(Job(self._number(name, False), False, name, pairs, self.kind, peer=True))
+            orders.stores.append(Job(self.number(name, False), False, name, pairs, self.kind, peer=True))
         return orders
 
     def _pairs(self, entry: Any) -> Iterator[tuple[int, int]]:
@@ -86,12 +95,9 @@ class NixlAdapter(Adapter):
             if here:
                 yield from zip(far[-len(here):], here, strict=True)
 
-    def _number(self, name: str, load: bool) -> int:
+    def number(self, name: str, load: bool) -> int:
+        """The number of a request's job, which is the same on all ranks."""
         if (name, load) not in self._numbers:
             self._jobs += 1
             self._numbers[name, load] = self._jobs
         return self._numbers[name, load]
-
-
-NIXL_ADAPTERS: dict[str, type[Adapter]] = {"NixlPullConnector": NixlAdapter}
-"""Class of a connector to its adapter. ``NixlConnector`` is another name of the class."""

@@ -5,14 +5,17 @@ Law of this file: the reproduction is the source that found the verdict, and no 
 
 import ast
 import json
+from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 from kvbm_console.explore.scenario import Abort, Action, Arrive, CacheReset, Scenario
 from kvbm_console.explore.search import ExploreFinding, SearchReport
 
-PARTS: Final = ("scenario.py", "shadow.py", "connectors.py", "connector_faults.py", "nixl.py", "lmcache.py", "vllm.py")
+PARTS: Final = ("scenario.py", "shadow.py", "connectors.py", "connector_faults.py", "nixl.py", "lmcache.py",
+                "mooncake.py", "example.py", "vllm.py")
 """The modules of a reproduction, in the order of their imports."""
 
 
@@ -31,25 +34,30 @@ def write(
     engine: str = "vllm",
 ) -> Path:
     """Write the directory of a finding, with its scenario, reproduction and issue text. Returns its path."""
-    make = reproduction if engine == "vllm" else leader_reproduction
     directory = out / slug(finding.signature)
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "scenario.json").write_text(finding.scenario.to_json() + "\n", encoding="utf-8")
     (directory / "test_reproduction.py").write_text(
-        make(finding.scenario, connector, faults, report.release, finding.signature), encoding="utf-8")
+        reproduction(finding.scenario, connector, faults, report.release, finding.signature, report.adapters)
+        if engine == "vllm" else
+        leader_reproduction(finding.scenario, connector, faults, report.release, finding.signature), encoding="utf-8")
     (directory / "issue.md").write_text(
         issue(report, finding, connector if engine == "vllm" else None), encoding="utf-8")
     return directory
 
 
 def reproduction(
-    scenario: Scenario, connector: dict[str, Any], faults: tuple[str, ...], release: str, signature: str
+    scenario: Scenario, connector: dict[str, Any], faults: tuple[str, ...], release: str, signature: str,
+    adapters: Mapping[str, str] = MappingProxyType({}),
 ) -> str:
-    """A pytest file that fails as long as the bug exists. The file needs vLLM and no part of this program."""
+    """A pytest file that fails as long as the bug exists. The file needs vLLM and no part of this program.
+
+    ``adapters`` has class and source of those that the search was given."""
     bodies = []
     imports: set[str] = set()
-    for name in PARTS:
-        source = resources.files("kvbm_console.explore").joinpath(name).read_text(encoding="utf-8")
+    parts = resources.files("kvbm_console.explore")
+    for source in (*(parts.joinpath(name).read_text(encoding="utf-8") for name in PARTS),
+                   *dict.fromkeys(adapters.values())):
         module_imports, body = _parts(source)
         imports |= module_imports
         bodies.append(body)
@@ -60,7 +68,7 @@ def reproduction(
         f"CONNECTOR = {connector!r}\nSCENARIO = Scenario.from_json({json.dumps(scenario.to_json())})\n"
         f"FAULTS: tuple[str, ...] = {faults!r}",
         "def test_reproduction():\n"
-        "    run = Machine(Release(), CONNECTOR, SCENARIO, FAULTS).play()\n"
+        f"    run = Machine(Release({', '.join(adapters)}), CONNECTOR, SCENARIO, FAULTS).play()\n"
         "    assert run.verdict is None, run.verdict.sentence\n",
     ])
 

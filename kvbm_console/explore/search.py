@@ -71,6 +71,8 @@ class SearchReport:
     reads: int = 0
     moved_blocks: int = 0
     cpu_s: float = 0.0
+    adapters: dict[str, str] = field(default_factory=dict)
+    """Class of each adapter that the search was given, to the source of its module."""
     pairs: set[tuple[str, str]] = field(default_factory=set)
     findings: dict[str, ExploreFinding] = field(default_factory=dict)
     skipped: Counter[str] = field(default_factory=Counter)
@@ -87,6 +89,8 @@ class Search:
     """``vllm``, or ``leader`` for our own leader with the embedded engine."""
     profiles: tuple[str, ...] = PROFILES_OF["vllm"]
     faults: tuple[str, ...] = ()
+    adapters: tuple[str, ...] = ()
+    """``MODULE:CLASS`` of each adapter beside those of this program."""
     seeds: range | None = None
     """The seeds of every profile; None to search until ``seconds`` have passed."""
     seconds: float = 60.0
@@ -106,7 +110,7 @@ class Search:
         try:
             workers = [self._start() for _ in range(self.processes)]
             for worker in workers:
-                report.release = worker.wait()
+                report.release, report.adapters = worker.wait()
             self._explore(report, workers, tasks, time.monotonic() + self.seconds)
         except KeyboardInterrupt:
             report.interrupted = True
@@ -116,7 +120,7 @@ class Search:
 
     def _start(self) -> "_Process":
         """Start a process, which imports the engine from now on."""
-        self._processes.append(_Process(self.python, self.engine))
+        self._processes.append(_Process(self.python, self.engine, *self.adapters))
         return self._processes[-1]
 
     def _fresh(self, worker: "_Process") -> "_Process":
@@ -287,10 +291,10 @@ class Search:
 class _Process:
     """A worker process and its batch of runs."""
 
-    def __init__(self, python: str, engine: str) -> None:
+    def __init__(self, python: str, engine: str, *adapters: str) -> None:
         environment = {**os.environ, "PYTHONHASHSEED": "0", "VLLM_LOGGING_LEVEL": "ERROR"}
         self._process = subprocess.Popen(
-            [python, "-W", "ignore", "-c", BOOTSTRAP, engine, str(PACKAGE)], stdin=subprocess.PIPE,
+            [python, "-W", "ignore", "-c", BOOTSTRAP, engine, *adapters, str(PACKAGE)], stdin=subprocess.PIPE,
             stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment, start_new_session=True,
         )
         assert self._process.stdout is not None
@@ -299,14 +303,17 @@ class _Process:
         self.task: list[tuple[str, int]] = []
         self.answered = 0
 
-    def wait(self) -> str:
-        """Wait for the import of the engine. Returns its release. Raises ``UsageError`` when the import fails."""
+    def wait(self) -> tuple[str, dict[str, str]]:
+        """Wait for the import of the engine. Returns its release, and class and source of each adapter. Raises
+        ``UsageError`` when an import fails."""
         for answer in self.answers(START_S):
             if answer is not None and "release" in answer:
-                return str(answer["release"])
+                return str(answer["release"]), answer.get("adapters", {})
             self.kill()
             if answer is None:
                 raise UsageError("explore: the process that should drive the engine ended before it began")
+            if "refused" in answer:
+                raise UsageError(f"explore: {answer['refused']}")
             raise UsageError(f"explore: {answer['unsupported']}; --python names the interpreter that has the engine")
         raise UsageError("explore: the engine could not be started")
 

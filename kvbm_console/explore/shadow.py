@@ -37,6 +37,7 @@ class Job:
     kind: str = ""
     """The connector that ordered it."""
     sync: bool = False
+    """True if the step of its order waits for it: a load ends before the forward pass, and a store after it."""
     peer: bool = False
     """True if the request has ended and keeps its places until the report, for another engine that reads these blocks.
     Without blocks the job ends when all stores of the request have ended."""
@@ -227,12 +228,18 @@ class ShadowWorker:
         """After the forward pass: take the loads and stores of this step. Returns the jobs that have ended."""
         for job in orders.loads:
             self._submit(job)
+        ended = []
         for job in orders.stores:
             job.wanted = [self.memory.device.get(source, EMPTY) for source, _ in job.pairs]
-            self.ordered.append(job)
+            if job.sync:
+                self._submit(job)
+                ended.append(self._finish(job))
+            else:
+                self.ordered.append(job)
         self._move()
-        ended = [job for job in self.jobs if self._may_report(job)]
-        for job in ended:
+        due = [job for job in self.jobs if self._may_report(job)]
+        ended += due
+        for job in due:
             self.jobs.remove(job)
             if "late-write" in self.faults and job.load:
                 self._again.append((self.moment + LATE, job))

@@ -24,14 +24,17 @@ from typing import Any
 from kvbm_console.explore.connector_faults import CONNECTOR_FAULTS
 from kvbm_console.explore.connectors import (
     PAGE,
-    VLLM_ADAPTERS,
     Adapter,
+    OffloadingAdapter,
+    SimpleAdapter,
     Unsupported,
     Workers,
     memory_directory,
 )
-from kvbm_console.explore.lmcache import LMCACHE_ADAPTERS
-from kvbm_console.explore.nixl import NIXL_ADAPTERS
+from kvbm_console.explore.example import DecodeBenchAdapter, ExampleAdapter
+from kvbm_console.explore.lmcache import LmcacheAdapter
+from kvbm_console.explore.mooncake import MooncakeAdapter, MooncakeStoreAdapter
+from kvbm_console.explore.nixl import NixlAdapter
 from kvbm_console.explore.scenario import BLOCK, Abort, Arrive, CacheReset, Scenario, tokens_of
 from kvbm_console.explore.shadow import EMPTY, Job, Memory, ShadowWorker, StepOrders, cause
 
@@ -52,7 +55,9 @@ WINDOW = 4 * BLOCK
 """Tokens that a layer with a sliding window reads."""
 SALTS = tuple(group * 0x5851F42D4C957F2D & 0x3FFFFFFFFFFFFFFF for group in range(8))
 """Group of layers to the mask that its contents differ by from those of the first group."""
-ADAPTERS: dict[str, type[Adapter]] = {**VLLM_ADAPTERS, **NIXL_ADAPTERS, **LMCACHE_ADAPTERS}
+ADAPTERS: tuple[type[Adapter], ...] = (
+    OffloadingAdapter, SimpleAdapter, NixlAdapter, LmcacheAdapter, MooncakeAdapter, MooncakeStoreAdapter,
+    ExampleAdapter, DecodeBenchAdapter)
 MODEL = {
     "architectures": ["OPTForCausalLM"], "model_type": "opt", "hidden_size": 64, "num_hidden_layers": 1,
     "num_attention_heads": 4, "ffn_dim": 128, "vocab_size": 1000, "max_position_embeddings": 4096,
@@ -96,9 +101,12 @@ class Found(Exception):
 
 
 class Release:
-    """The parts of the installed vLLM that the driver uses, looked up once."""
+    """The parts of the installed vLLM that the driver uses, looked up once, and adapters beside those of this program.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, *adapters: type[Adapter]) -> None:
+        self.adapters = {name: adapter for adapter in (*ADAPTERS, *adapters) for name in adapter.connectors}
+        """Class of a connector to its adapter."""
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
         os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
         logging.disable(logging.CRITICAL)
@@ -150,7 +158,7 @@ class Release:
         cache = kinds.CacheConfig(block_size=BLOCK, enable_prefix_caching=True)
         cache.num_gpu_blocks = scenario.device_blocks
         entry = {"kv_load_failure_policy": scenario.option("on_failure"),
-                 **sized(connector, scenario.host_blocks * PAGE * ranks, str(self.files))}
+                 **self._sized(connector, scenario.host_blocks * PAGE * ranks)}
         more = {} if ranks == 1 else {"parallel_config": kinds.ParallelConfig(
             tensor_parallel_size=ranks, distributed_executor_backend="external_launcher")}
         config = kinds.VllmConfig(
@@ -165,6 +173,18 @@ class Release:
         if groups != ["full"]:  # as on a device; vLLM without a device turns hybrid memory off
             config.scheduler_config.disable_hybrid_kv_cache_manager = False
         return config, self._cache(groups, scenario.device_blocks)
+
+    def _sized(self, connector: dict[str, Any], host_bytes: int) -> dict[str, Any]:
+        """The connector's entry with a host tier of so many bytes, unless the entry itself has a size."""
+        entry: dict[str, Any] = {"kv_role": "kv_both", **connector}
+        extra = dict(entry.get("kv_connector_extra_config") or {})
+        if entry["kv_connector"] in self.adapters:
+            self.adapters[entry["kv_connector"]].sized(extra, host_bytes, str(self.files))
+        if "connectors" in extra:
+            extra["connectors"] = [self._sized(inner, host_bytes) for inner in extra["connectors"]]
+        if isinstance(extra.get("connector"), dict):
+            extra["connector"] = self._sized(extra["connector"], host_bytes)
+        return {**entry, "kv_connector_extra_config": extra}
 
     def _cache(self, groups: list[str], blocks: int) -> Any:
         """The engine's cache: a group of one layer for each kind, ``full`` or ``window``."""
@@ -188,19 +208,6 @@ def _get(module: str, name: str) -> Any:
         raise Unsupported(f"vLLM has no {module}.{name} here ({error})") from None
 
 
-def sized(connector: dict[str, Any], host_bytes: int, directory: str) -> dict[str, Any]:
-    """The connector's entry with a host tier of so many bytes, unless the entry itself has a size."""
-    entry: dict[str, Any] = {"kv_role": "kv_both", **connector}
-    extra = dict(entry.get("kv_connector_extra_config") or {})
-    if entry["kv_connector"] in ADAPTERS:
-        ADAPTERS[entry["kv_connector"]].sized(extra, host_bytes, directory)
-    if "connectors" in extra:
-        extra["connectors"] = [sized(inner, host_bytes, directory) for inner in extra["connectors"]]
-    if isinstance(extra.get("connector"), dict):
-        extra["connector"] = sized(extra["connector"], host_bytes, directory)
-    return {**entry, "kv_connector_extra_config": extra}
-
-
 def entries(connector: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """The connector's entry and the entries inside it."""
     yield connector
@@ -222,8 +229,8 @@ class Machine:
         config, kv_cache = release.configs(connector, scenario)
         with contextlib.ExitStack() as stack:
             for entry in entries(connector):
-                if entry["kv_connector"] in ADAPTERS:
-                    stack.enter_context(ADAPTERS[entry["kv_connector"]].around(entry, release.files))
+                if entry["kv_connector"] in release.adapters:
+                    stack.enter_context(release.adapters[entry["kv_connector"]].around(entry, release.files))
             self.scheduler = release.scheduler(
                 vllm_config=config, kv_cache_config=kv_cache, log_stats=False,
                 structured_output_manager=release.grammar(config), block_size=BLOCK,
@@ -235,7 +242,7 @@ class Machine:
         self.workers = [
             ShadowWorker(Memory(), scenario.copies, faults, scenario.option("fails"), rank)
             for rank in range(scenario.option("ranks"))]
-        self.halves = Workers(self.connector, ADAPTERS)
+        self.halves = Workers(self.connector, release.adapters)
         for adapter in self.halves:
             adapter.attach(self)
         self._aggregator = release.aggregator(self.connector, len(self.workers))
@@ -259,6 +266,9 @@ class Machine:
         """Request to the chunks that a secondary tier has brought for it since it computed a token."""
         self.resident: dict[str, Counter[bytes]] = {}
         self._shape_name = "".join(f", {name} {value}" for name, value in scenario.machine)
+        self._ours = tuple(f"{kind.__qualname__}." for adapter in self.halves for kind in type(adapter).__mro__
+                           if issubclass(kind, Adapter))
+        self._theirs = {type(adapter.connector).__module__ for adapter in self.halves}
         self._pending = False
         """True while a connector has work of its own between steps."""
         self._watch()
@@ -308,10 +318,10 @@ class Machine:
         except Unsupported:
             raise
         except Exception as error:
-            where = _where(error)
+            where = _where(error, self._ours, self._theirs)
             if where == "?":
-                raise Unsupported(
-                    f"this release differs from the known releases: {type(error).__name__}: {error}") from error
+                raise Unsupported("this release differs from the known releases, or the adapter from the connector: "
+                                  f"{type(error).__name__}: {error}") from error
             text = re.sub(r" at 0x[0-9a-f]+", "", str(error))[:200] or "no message"
             self._end("no crash", f"{type(error).__name__} in {where}: {text}",
                       f"no crash: {type(error).__name__} in {where}")
@@ -722,16 +732,18 @@ def _state(request: Any) -> str:
     return str(request.status.name).lower()
 
 
-def _where(error: BaseException) -> str:
-    """The function of the engine that raised. "?" if our own code raised, also when the engine had called it."""
+def _where(error: BaseException, adapters: tuple[str, ...], connectors: set[str]) -> str:
+    """The function of the engine or of a module of ``connectors`` that raised. "?" if our own code or an adapter
+    raised, also when the engine had called it."""
     trace, ours = error.__traceback__, os.path.dirname(_where.__code__.co_filename)
     name = "?"
     while trace is not None:
-        file = trace.tb_frame.f_code.co_filename
-        if os.path.dirname(file) == ours:
+        code = trace.tb_frame.f_code
+        file, theirs = code.co_filename, trace.tb_frame.f_globals.get("__name__") in connectors
+        if os.path.dirname(file) == ours or getattr(code, "co_qualname", "").startswith(adapters):
             name = "?"
-        elif any(f"{os.sep}{package}{os.sep}" in file for package in ENGINES):
-            name = f"{Path(file).stem}.{trace.tb_frame.f_code.co_name}"
+        elif theirs or any(f"{os.sep}{package}{os.sep}" in file for package in ENGINES):
+            name = f"{Path(file).stem}.{code.co_name}"
         trace = trace.tb_next
     return name
 

@@ -1,4 +1,4 @@
-"""The process that runs scenarios: ``python -m kvbm_console.explore.worker vllm`` or ``leader``.
+"""The process that runs scenarios: ``python -m kvbm_console.explore.worker vllm [ADAPTER ...]`` or ``leader``.
 
 The process reads a task from each line on stdin and answers lines of JSON on its original stdout. The output of an
 engine goes to the null device. A task is ``{"connector": ..., "faults": [...], "runs": [[profile, seed], ...]}``, or
@@ -7,6 +7,7 @@ has ``"shrink": scenario, "signature": ..., "most": runs`` or ``"record": scenar
 Law of this file: only the engine's modules survive a task, so the parent may kill the process at any time.
 """
 
+import inspect
 import json
 import os
 import sys
@@ -15,7 +16,7 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any, Final, TextIO
 
-from kvbm_console.explore.connectors import Unsupported
+from kvbm_console.explore.connectors import Unsupported, loaded
 from kvbm_console.explore.scenario import GENERATE, Scenario
 from kvbm_console.explore.shrink import shrink
 
@@ -37,14 +38,20 @@ def main() -> int:
     os.dup2(null, 2)
     engine: Any = import_module(f"kvbm_console.explore.{sys.argv[1]}")
     try:
-        release = engine.ENGINE[0]()
+        adapters = [loaded(text) for text in sys.argv[2:]]
+    except Unsupported as error:
+        _say(out, {"refused": str(error)})
+        return 2
+    try:
+        release = engine.ENGINE[0](*adapters)
     except ImportError as error:
         _say(out, {"unsupported": f"{sys.argv[1]} cannot be imported here: {error}"})
         return 2
     except Unsupported as error:
         _say(out, {"unsupported": str(error)})
         return 2
-    _say(out, {"release": f"{release.name} {release.version}"})
+    _say(out, {"release": f"{release.name} {release.version}", "adapters": {
+        adapter.__name__: inspect.getsource(sys.modules[adapter.__module__]) for adapter in adapters}})
     for line in sys.stdin:
         task = json.loads(line)
         try:

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Final
 
 import numpy as np
+from xxhash import xxh3_64_intdigest
 
 from kvbm_console.sanitize.checker import Checker
 from kvbm_console.sanitize.fingerprint import PageSide, Region, fold_page
@@ -63,6 +64,13 @@ def fingerprint(size: int) -> Figure:
     )
 
 
+def beside_xxh3(size: int) -> Figure:
+    """A page, beside xxh3 of the same bytes, which no device computes."""
+    page = np.random.default_rng(1).integers(-128, 127, size, dtype=np.int8)
+    return measure(f"sanitize, a fingerprint of {size // 1024} KiB, by xxh3", partial(fold_page, page), 1, "xxh3",
+                   partial(xxh3_64_intdigest, page), 1, Target(ratio=16))
+
+
 def checks(sampled: int) -> Figure:
     """Per block that is stored and loaded."""
     copies = Copies(sampled)
@@ -75,6 +83,7 @@ def checks(sampled: int) -> Figure:
 
 BENCHES: Final = {
     "sanitize 32 KiB": partial(fingerprint, 32 * 1024), "sanitize 1 MiB": partial(fingerprint, 2**20),
+    "sanitize 32 KiB xxh3": partial(beside_xxh3, 32 * 1024), "sanitize 1 MiB xxh3": partial(beside_xxh3, 2**20),
     "sanitize 1 %": partial(checks, 1), "sanitize 10 %": partial(checks, 10), "sanitize 100 %": partial(checks, 100),
 }
 """Name to figure."""

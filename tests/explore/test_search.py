@@ -58,6 +58,16 @@ def test_without_vllm_the_refusal_says_so() -> None:
         search(python=sys.executable).run()
 
 
+@pytest.mark.parametrize(("adapter", "sentence"), [
+    ("nowhere", "--adapter must be MODULE:CLASS, got 'nowhere': No module named 'nowhere'"),
+    ("json:Adapter", "--adapter must be MODULE:CLASS, got 'json:Adapter': module 'json' has no attribute 'Adapter'"),
+    ("json:JSONDecoder", "--adapter must name a subclass of kvbm_console.explore.connectors.Adapter with connectors"),
+])
+def test_an_adapter_that_is_none_is_refused_by_its_name(adapter: str, sentence: str) -> None:
+    with pytest.raises(UsageError, match=sentence):
+        search(python=sys.executable, adapters=(adapter,)).run()
+
+
 def test_the_command_writes_each_finding_and_ends_with_1(tmp_path: Path) -> None:
     done = subprocess.run(
         [PROGRAM, "explore", "vllm", "--python", FAKE, "--seeds", "0:4", "--profile", "press", "--workers", "1",

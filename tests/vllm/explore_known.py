@@ -20,6 +20,10 @@ ANSWERS: Final[dict[str, Any]] = {**OFFLOADING, "kv_connector_extra_config": {"o
 CHUNKS: Final[dict[str, Any]] = {**OFFLOADING, "kv_connector_extra_config": {"block_size": 4 * BLOCK}}
 TIERS: Final[dict[str, Any]] = {**OFFLOADING, "kv_connector_extra_config": {"secondary_tiers": [{"type": "fs"}]}}
 NIXL: Final[dict[str, Any]] = {"kv_connector": "NixlConnector"}
+EXAMPLE: Final[dict[str, Any]] = {"kv_connector": "ExampleConnector"}
+DECODE_BENCH: Final[dict[str, Any]] = {"kv_connector": "DecodeBenchConnector"}
+MOONCAKE: Final[dict[str, Any]] = {"kv_connector": "MooncakeConnector"}
+STORE: Final[dict[str, Any]] = {"kv_connector": "MooncakeStoreConnector"}
 LMCACHE: Final[dict[str, Any]] = {"kv_connector": "LMCacheMPConnector"}
 CONNECTORS: Final = {"lru": OFFLOADING, "arc": ARC, "sync": SYNC, "answers": ANSWERS, "chunks": CHUNKS, "tiers": TIERS,
                      "simple": SIMPLE, "multi": MULTI, "nixl": NIXL}
@@ -45,12 +49,22 @@ STORED_AGAIN: Final = "right content: written by load"
 """After a reset of the connector's cache it stores places again that have left the window of a running request."""
 TORN: Final = STORED_AGAIN + ", torn store"
 """The same where the store ends after the place was written."""
+READMITTED: Final = "no crash: AssertionError in scheduler.build_connector_meta"
+"""MooncakeStoreConnector forgets a request that is preempted by a reset and admitted in the next step."""
+WITH_PEERS: Final = ("nixl", "mooncake")
+CHUNKED: Final = {STORED_AGAIN, STORED_AGAIN + ", incomplete block"}
+"""ExampleConnector stores a whole prompt in the first step of its chunked prefill."""
 RESETS: Final = [name for name, shape in PROFILES.items() if shape.resets]
 
 
 def known(name: str, profile: str) -> set[str]:
     """The signatures of the newest release that are known, for a connector and a profile."""
-    found = {NOT_REMOVED} if profile in RESETS and name not in ("multi", "nixl") else set()
+    if name in ("example", "decode bench"):
+        return CHUNKED if name == "example" else set()
+    if name == "mooncake store":
+        more = {AGAIN, TOLD_AS_CACHED, OWN_RESERVATION} if profile == "failures" else set()
+        return {READMITTED, *BEHIND_IT, *more} if profile in RESETS else set()
+    found = {NOT_REMOVED} if profile in RESETS and name not in ("multi", *WITH_PEERS) else set()
     if profile in RESETS and name in ("simple", "multi"):
         found |= {CLEARED}
     if profile == "failures":
@@ -59,9 +73,9 @@ def known(name: str, profile: str) -> set[str]:
         found |= {DISPLACED}
     if profile == "hybrid" and name in ("simple", "multi"):
         found |= {UNCOUNTED}
-    if profile == "reset" and name not in ("simple", "nixl"):
+    if profile == "reset" and name not in ("simple", *WITH_PEERS):
         found |= {TWICE}
     if profile == "hybrid" and name != "simple":
-        found |= {"right content: written by nobody" if name == "nixl"
+        found |= {"right content: written by nobody" if name in WITH_PEERS
                   else STORED_AGAIN if name in ("chunks", "tiers") else TORN}
     return found

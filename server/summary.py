@@ -27,25 +27,27 @@ class Watermarks(msgspec.Struct, frozen=True):
 
 
 class Summary(msgspec.Struct, frozen=True):
-    """The outcome of a run. Dictionaries are keyed by labels; reasons and states that did not occur are left out."""
+    """The outcome of a run. Dictionaries are keyed by labels; reasons and states that did not occur are left out.
+
+    Numbers about requests are None, and ``hits_by_tier`` is empty, if event streams alone reported."""
 
     at_ns: int
     """The engine's clock."""
-    requests_finished: int
+    requests_finished: int | None
     finished_by_reason: dict[str, int]
     slots_by_state: dict[str, int]
     """Slots that were live at the end."""
     candidates_by_status: dict[str, int]
     skipped_by_reason: dict[str, int]
-    prompt_blocks: int
+    prompt_blocks: int | None
     hits_by_tier: dict[str, int]
     """Prompt blocks found in each tier."""
     evicted_by_tier: dict[str, int]
-    preemptions: int
+    preemptions: int | None
     holds: int
     violations: int
     rejected: int
-    iterations: int
+    iterations: int | None
     events_published: int
     stimuli: int
     recorder: Watermarks | None
@@ -69,16 +71,18 @@ def summarise(service: LeaderService) -> Summary:
     candidates = _labelled(CandidateStatus, totals.candidates_ended)
     for candidate in state.candidates.values():
         candidates[candidate.status.label] = candidates.get(candidate.status.label, 0) + 1
+    told = not state.streams_only
     return Summary(
-        at_ns=service.at_ns, requests_finished=sum(totals.finished),
+        at_ns=service.at_ns, requests_finished=sum(totals.finished) if told else None,
         finished_by_reason=_labelled(FinishReason, totals.finished), slots_by_state=states,
         candidates_by_status=candidates,
         skipped_by_reason={reason: count for reason, count in totals.skips().items() if count},
-        prompt_blocks=totals.prompt_blocks,
-        hits_by_tier={tier.label: totals.hit_blocks[tier - 1] for tier in Tier},
+        prompt_blocks=totals.prompt_blocks if told else None,
+        hits_by_tier={tier.label: totals.hit_blocks[tier - 1] for tier in Tier if told},
         evicted_by_tier={tier.label: totals.evicted_blocks[tier - 1] for tier in Tier},
-        preemptions=totals.preemptions, holds=totals.holds, violations=totals.violations, rejected=totals.rejected,
-        iterations=state.iteration, events_published=state.seq, stimuli=service.dispatcher.n, recorder=recorder,
+        preemptions=totals.preemptions if told else None, holds=totals.holds, violations=totals.violations,
+        rejected=totals.rejected, iterations=state.iteration if told else None, events_published=state.seq,
+        stimuli=service.dispatcher.n, recorder=recorder,
     )
 
 

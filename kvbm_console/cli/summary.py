@@ -15,19 +15,14 @@ from kvbm_console.stream.publishers import measure_texts
 
 def summary_text(document: Mapping[str, Any]) -> str:
     """The summary for people; ``document`` is what ``--format json`` prints."""
-    hits, lookups = document["hits_by_tier"], document["prompt_blocks"]
-    found = sum(hits.values())
+    steps = "" if document["iterations"] is None else f", {number(document['iterations'])} iterations"
     rows = [
-        ("requests", f"{number(document['requests_finished'])} finished"
-                     f"{_in_brackets(counts(document['finished_by_reason']))}, "
-                     f"{number(document['preemptions'])} preemptions"),
-        ("slots", counts(document["slots_by_state"]) or "none live"),
-        ("candidates", (counts(document["candidates_by_status"]) or "none")
-                       + _in_brackets(counts(document["skipped_by_reason"]))),
-        ("hits", f"{number(found)} of {number(lookups)} prompt blocks, {share(found, lookups)}"
-                 f"{_in_brackets(counts(hits))}"),
-        ("events", f"{number(document['events_published'])} published, from {number(document['stimuli'])} stimuli, "
-                   f"{number(document['iterations'])} iterations in {duration(document['at_ns'])}"),
+        *(_request_rows(document) if document["requests_finished"] is not None else [
+            ("requests", "unknown: an event stream names none"),
+            ("evicted", counts(document["evicted_by_tier"]) or "none"),
+        ]),
+        ("events", f"{number(document['events_published'])} published, from {number(document['stimuli'])} stimuli"
+                   f"{steps} in {duration(document['at_ns'])}"),
         ("recorder", recorder_text(document["recorder"])),
     ]
     if document["carried"] is not None:
@@ -36,6 +31,21 @@ def summary_text(document: Mapping[str, Any]) -> str:
         if document[name]:
             rows.append((name, number(document[name])))
     return "\n".join(f"{name:<11} {words}" for name, words in rows)
+
+
+def _request_rows(document: Mapping[str, Any]) -> list[tuple[str, str]]:
+    hits, lookups = document["hits_by_tier"], document["prompt_blocks"]
+    found = sum(hits.values())
+    return [
+        ("requests", f"{number(document['requests_finished'])} finished"
+                     f"{_in_brackets(counts(document['finished_by_reason']))}, "
+                     f"{number(document['preemptions'])} preemptions"),
+        ("slots", counts(document["slots_by_state"]) or "none live"),
+        ("candidates", (counts(document["candidates_by_status"]) or "none")
+                       + _in_brackets(counts(document["skipped_by_reason"]))),
+        ("hits", f"{number(found)} of {number(lookups)} prompt blocks, {share(found, lookups)}"
+                 f"{_in_brackets(counts(hits))}"),
+    ]
 
 
 def carried_text(report: Mapping[str, int]) -> str:

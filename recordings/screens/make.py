@@ -1,8 +1,8 @@
 """Draws the pictures of this directory from ``run.mcap``: ``make screens``.
 
-Each main view in several looks, three pictures for the README, and a film of twenty seconds of the demo's incident:
-a request that never ends is found, explained, and the next one is held; then the prefix map. Film and README run the
-machine itself, in virtual time.
+Each main view in several looks, a picture of an event stream, three pictures for the README, and a film of twenty
+seconds of the demo's incident: a request that never ends is found, explained, and the next one is held; then the prefix
+map. Film and README run the machine itself, in virtual time.
 ``--record`` makes the run itself again first; ``--check`` writes nothing and names the pictures that today's code would
 draw otherwise.
 
@@ -76,6 +76,13 @@ FILM: Final[tuple[tuple[float, str], ...]] = (
 """The film: the second of the incident, and the keys that are pressed then."""
 README: Final = {"console.svg": (46.0, "1"), "timeline.svg": (47.0, "4"), "prefixes.svg": (48.0, "p")}
 """The pictures of the README: the second of the incident, and the key of the view."""
+STREAM: Final = Path(__file__).resolve().parent / "stream.mcap"
+"""A minute of vLLM 0.33's own server, with a stand-in for the device that takes 60 ms a step. ``serve --engine
+http://HOST:PORT --record DIR`` followed its events and its metrics."""
+STREAM_NS: Final = 56 * SECOND
+STREAM_SIZE: Final = (112, 19)
+DOCUMENTS: Final = {"documents/stream.svg": "6"}
+"""The pictures of ``docs``: of ``stream.mcap``, and the key of the view."""
 _NAMES: Final = re.compile(r"terminal-\d+")
 """Names of elements, different in every process."""
 _FONTS: Final = re.compile(r"@font-face \{.*?\}", re.DOTALL)
@@ -116,6 +123,22 @@ async def shown(look: Look, take: Callable[[ConsoleApp, str], str], *, more: boo
             await pilot.pause()
             made[name] = take(app, name)
     return made
+
+
+async def streamed(key: str, name: str) -> str:
+    """A picture of the console that followed an event stream."""
+    tape = Tape(STREAM, "gpu7:5557", STREAM_NS)
+    session = TargetSession(
+        tape, None, socket="unix:kvbm-console.sock", mono=tape.mono, wall=tape.wall, explain=tape.explain)
+    app = Still(session, utc=True)
+    async with app.run_test(size=STREAM_SIZE) as pilot:
+        for at in range(SECOND, STREAM_NS, SECOND):
+            await tape.until(at)
+            app.draw()
+        await pilot.press(key)
+        app.draw()
+        await pilot.pause()
+        return picture(app, name)
 
 
 async def pictures(look: Look, folder: str = "") -> dict[str, str]:
@@ -169,6 +192,7 @@ async def played(script: Sequence[tuple[float, str]], size: tuple[int, int], nam
 def draw() -> dict[str, str]:
     """File name to content of everything here."""
     made = dict(zip(README, asyncio.run(played(tuple(README.values()), SIZE, "view")), strict=True))
+    made |= {name: asyncio.run(streamed(key, "stream")) for name, key in DOCUMENTS.items()}
     for folder, look in LOOKS.items():
         made |= asyncio.run(pictures(look, f"{folder}/"))
     for name, look in TEXTS.items():

@@ -76,10 +76,11 @@ def record() -> None:
 
 
 class Tape:
-    """``run.mcap`` as a live target: folded in steps of its own time, up to where ``until`` lets it."""
+    """A recording as a live target: folded in steps of its own time, up to where ``until`` lets it."""
 
-    def __init__(self) -> None:
-        self.recording = Recording.open(RUN)
+    def __init__(self, path: Path = RUN, target: str = "multiturn", run_ns: int = RUN_NS) -> None:
+        self.recording = Recording.open(path)
+        self._target, self._run_ns = target, run_ns
         self.at_ns = 0
         self._until_ns = 0
         self._more = asyncio.Event()
@@ -109,11 +110,11 @@ class Tape:
         recording = self.recording
         events = [event for batch in recording.events(recording.first_seq) for event in batch]
         yield Connected(
-            "multiturn", "0123456789abcdef", 1, True, BLOCK_BYTES, config=recording.config,
+            self._target, "0123456789abcdef", 1, True, BLOCK_BYTES, config=recording.config,
             clock_anchor_ns=CLOCK_ANCHOR_NS)
         yield SnapshotTaken(recording.state_at(recording.first_seq - 1))
         at = 0
-        for step in range(1, RUN_NS // STEP_NS + 1):
+        for step in range(1, self._run_ns // STEP_NS + 1):
             while step * STEP_NS > self._until_ns:
                 self._more.clear()
                 self._there.set()

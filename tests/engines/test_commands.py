@@ -191,11 +191,12 @@ def daemon(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
         process.communicate()
 
 
-def end(process: "subprocess.Popen[str]") -> None:
-    """SIGTERM, and a clean end."""
+def end(process: "subprocess.Popen[str]") -> str:
+    """SIGTERM, and a clean end; its summary."""
     process.send_signal(signal.SIGTERM)
-    _out, err = process.communicate(timeout=20)
+    out, err = process.communicate(timeout=20)
     assert process.returncode == 0, err
+    return out
 
 
 def status_until(socket_path: str, true: Callable[[Any], bool]) -> Any:
@@ -227,7 +228,9 @@ def test_serve_follows_records_and_marks_doubt(
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
         text = answer.read().decode()
     assert 'kvbm_stream_bad_payloads_total{source="1"' in text
-    end(process)
+    summary = end(process)
+    assert "requests    unknown: an event stream names none" in summary
+    assert not {"hits", "slots", "candidates"} & {line.split()[0] for line in summary.splitlines()}
     assert verify(tmp_path / "r").ok
 
 

@@ -24,7 +24,7 @@ from kvbm_console.core.events import SourceLost
 from kvbm_console.engines.kv_events import zmq_source
 from kvbm_console.engines.kv_events.address import Publisher, parse_publishers
 from kvbm_console.engines.kv_events.stream import EventStream
-from kvbm_console.engines.kv_events.zmq_source import PAUSE_FACTOR, PAUSE_MOST_S, ZmqSource
+from kvbm_console.engines.kv_events.zmq_source import PAUSE_FACTOR, PAUSE_MOST_S, Streams, ZmqSource
 from tests.engines.payloads import cleared, removed, stored
 from tests.engines.test_stream import SOURCE, House, facts_of
 from tests.server.daemons import daemon_at, until
@@ -427,6 +427,40 @@ async def test_of_engines_that_connect_to_us_the_dead_one_is_told_within_5_s(eng
                 await asyncio.sleep(0.01)
         assert not state.has_ended(dead.source)
         assert dead.counts.restarts == 1
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("bound", [False, True])
+async def test_each_publisher_has_its_own_word_on_being_connected(engines: Callable[..., Engine], bound: bool) -> None:
+    """Of two engines one dies: by addresses of their own, and at one address where we bind."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    house, numbers = House(), itertools.count(SOURCE)
+    if bound:
+        publishers = parse_publishers(f"zmq://127.0.0.1:{port}?bind=1")
+        made = [engines(connect=f"tcp://127.0.0.1:{port}", topic=f"pod{at}") for at in range(2)]
+    else:
+        made = [engines(), engines()]
+        publishers = [one.publisher() for one in made]
+    streams = Streams(publishers, house.dispatcher, lambda: next(numbers))
+    streams.open()
+    running = asyncio.ensure_future(streams.run())
+
+    async def told(*expected: bool) -> None:
+        while [row["connected"] for row in sorted(streams.documents(), key=lambda row: row["name"])] != list(expected):
+            for one in made:
+                if one.process.poll() is None:
+                    one.publish([stored(1)])
+            assert not running.done()
+            await asyncio.sleep(0.01)
+
+    made.sort(key=lambda one: one.port)
+    async with asyncio.timeout(PATIENCE_S):
+        await told(True, True)
+        made[0].end()
+        await told(False, True)
+    running.cancel()
+    await asyncio.wait([running])
 
 
 @pytest.mark.asyncio

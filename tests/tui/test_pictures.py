@@ -109,6 +109,12 @@ def test_every_picture_is_in_the_readme() -> None:
     assert shown == {path.name for path in make.HERE.glob("*.svg")}
 
 
+def test_every_picture_of_the_documents_is_in_one() -> None:
+    text = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "docs").glob("*.md"))
+    shown = set(re.findall(r"\(\.\./recordings/screens/(documents/\w+\.svg)\)", text))
+    assert shown == set(make.DOCUMENTS) != set()
+
+
 def frame(rows: list[str]) -> str:
     """A picture as the console exports it, with one text in each row."""
     text = "".join(

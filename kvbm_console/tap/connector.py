@@ -216,19 +216,25 @@ def formed(recorder: TapRecorder, now: int, scheduler_output: Any, manager: Any)
     if scheduler_output.num_scheduled_tokens:
         recorder.stepped(now)
     if recorder.on:
+        preempted = _preempted(recorder, scheduler_output)
         if recorder.want_full or recorder.unheard:
             _tell_all(manager, recorder, scheduler_output, now)
             recorder.audit_from, recorder.audit_due, recorder.swept = 0, 0, False
         else:
-            preempted = getattr(scheduler_output, "preempted_req_ids", None)
-            recorder.put((
-                "step", now, scheduler_output, tuple(preempted) if preempted else (),
-                _lengths(recorder, scheduler_output),
-            ))
+            recorder.put(("step", now, scheduler_output, preempted, _lengths(recorder, scheduler_output)))
         if recorder.audit_every and recorder.places_known and not recorder.want_full:
             recorder.audit_due -= 1
             if recorder.audit_due <= 0:
                 audit(recorder, manager.block_pool)
+
+
+def _preempted(recorder: TapRecorder, scheduler_output: Any) -> tuple[str, ...]:
+    """Requests that lost their blocks since the last step. A release before 0.12 does not name them."""
+    if hasattr(scheduler_output, "preempted_req_ids"):
+        return tuple(scheduler_output.preempted_req_ids or ())
+    out = {name for name, one in recorder.live.items() if one.status.name == "PREEMPTED"}
+    since, recorder.out = out - recorder.out, out
+    return tuple(since)
 
 
 def audit(recorder: TapRecorder, pool: Any) -> None:

@@ -61,7 +61,8 @@ class TapRecorder:
         "_ask_ns", "_copy_pattern", "_pattern", "allocating", "alone", "answers", "asked", "audit_due", "audit_every",
         "audit_from", "below", "by_place", "call_ns", "calls", "checks", "cleared", "copies_asked", "copies_go",
         "copies_held", "dropped", "ending", "errors", "gated", "held", "held_back", "keeps", "live", "on", "one_size",
-        "part", "places_known", "queue", "step_ns", "stepped_ns", "steps", "swept", "unheard", "want_full", "watch",
+        "out", "part", "places_known", "queue", "step_ns", "stepped_ns", "steps", "swept", "unheard", "want_full",
+        "watch",
     )
 
     def __init__(self, *, ask_ns: int = ASK_NS, by_place: bool = False) -> None:
@@ -100,6 +101,7 @@ class TapRecorder:
         """The request that the engine allocates blocks for at this moment."""
         self.live: dict[str, Any] = {}
         """Requests by id, from arrival to end."""
+        self.out: set[str] = set()  # preempted at the last step, for a release that does not name them
         self.answers: dict[str, Any] = {}
         """The last answer of each lookup, because schedulers repeat a lookup at every step."""
         self.gated = False

@@ -5,11 +5,12 @@ Law of this file: no number of a release stands here. A part is asked for by its
 
 import dataclasses
 import inspect
+from contextlib import suppress
 from importlib import import_module
 from typing import Any
 
+import numpy as np
 from vllm.config import VllmConfig
-from vllm.utils.hashing import sha256
 from vllm.v1 import kv_cache_interface as interface
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.scheduler import Scheduler
@@ -21,6 +22,10 @@ from vllm.v1.structured_output import StructuredOutputManager
 from kvbm_console.explore.connectors import PAGE
 from kvbm_console.tap import vllm as binding
 from kvbm_console.tap.scheduler import missing_methods
+
+sha256 = import_module("vllm.utils").__dict__.get("sha256")
+with suppress(ModuleNotFoundError):
+    sha256 = import_module("vllm.utils.hashing").sha256
 
 
 class NoSuchFeature(Exception):
@@ -52,6 +57,8 @@ def spec(kind: str, **fields: Any) -> Any:
     found = getattr(interface, kind, None)
     if found is None:
         raise NoSuchFeature(f"no {kind}")
+    if "use_mla" in inspect.signature(found).parameters:
+        fields = {"use_mla": False, **fields}
     return with_all(found, **fields)
 
 
@@ -90,8 +97,11 @@ def scheduler(config: VllmConfig, kv_cache: Any, hook: dict[str, Any] | None = N
 
     With ``hook`` the scheduler has a tap with these settings. Raises ``NoSuchFeature`` if it cannot be observed."""
     size, unit = block_sizes(kv_cache, config)
-    kind = config.scheduler_config.get_scheduler_cls()
+    choose = getattr(config.scheduler_config, "get_scheduler_cls", None)
+    kind = Scheduler if choose is None else choose()
     if hook is not None:
+        if choose is None:
+            raise NoSuchFeature("SchedulerConfig has no get_scheduler_cls")
         if lacking := missing_methods(kind):
             raise NoSuchFeature(f"the scheduler has no {', '.join(lacking)}")
         kind = binding.tapped(kind, hook)
@@ -116,6 +126,9 @@ def request(name: str, prompt: list[int], sampling: Any, block_hasher: Any, **mo
 
 def runner_output(names: list[str], sampled: list[list[int]], copies: KVConnectorOutput | None) -> Any:
     """The result of a step."""
+    wanted = {field.name: str(field.type) for field in dataclasses.fields(ModelRunnerOutput)}
+    if "ndarray" in wanted["sampled_token_ids"]:
+        sampled = [np.array(tokens, dtype=np.int64) for tokens in sampled]  # type: ignore[misc]
     return made(
         ModelRunnerOutput, req_ids=names, req_id_to_index={name: at for at, name in enumerate(names)},
         sampled_token_ids=sampled, logprobs=None, prompt_logprobs_dict={}, pooler_output=[],

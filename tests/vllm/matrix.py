@@ -31,8 +31,8 @@ from tests.vllm.releases import RELEASES, ROOT, path_of
 DOCUMENT: Final = ROOT / "docs" / "matrix.md"
 INSTALLED: Final = "0.33.0"
 VLLM: Final = (
-    "0.12.0", "0.14.1", "0.16.0", "0.18.1", "0.20.2", "0.22.0", "0.24.0", "0.26.0", "0.28.0", "0.30.0", "0.32.0",
-    INSTALLED,
+    "0.11.2", "0.12.0", "0.14.1", "0.16.0", "0.18.1", "0.20.2", "0.22.0", "0.24.0", "0.26.0", "0.28.0", "0.30.0",
+    "0.32.0", INSTALLED,
 )
 BESIDE: Final = {"gguf": ("gguf",), "lmcache": ("lmcache==0.5.6", "aiofile", "caio")}
 """Packages that some releases or features need, by the directory of their own."""
@@ -87,6 +87,16 @@ def _is_theirs(error: BaseException) -> bool:
     return last.is_relative_to(RELEASES) or "site-packages" in last.parts
 
 
+def _find_cpu() -> None:
+    """A release before 0.11 finds no platform on a machine without a GPU, unless it was built for CPUs."""
+    from vllm import platforms
+    from vllm.platforms.cpu import CpuPlatform
+    from vllm.platforms.interface import UnspecifiedPlatform
+
+    if isinstance(platforms.current_platform, UnspecifiedPlatform):
+        platforms._current_platform = CpuPlatform()  # type: ignore[attr-defined]
+
+
 def _serve(names: list[str]) -> None:
     """Run these cells, each in a process of its own, and print a line of JSON for each."""
     import logging
@@ -99,6 +109,7 @@ def _serve(names: list[str]) -> None:
     try:
         import vllm
 
+        _find_cpu()
         from tests.vllm import features  # noqa: F401  imported once, before the cells
         print(json.dumps({"release": vllm.__version__}), file=out, flush=True)
     except Exception as error:

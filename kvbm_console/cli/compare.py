@@ -355,6 +355,9 @@ def draw_curve(
     is the machine of today."""
     figure, axes = _figure()
     least = min(blocks for _, blocks, _ in runs) / NEAR
+    most = max(blocks for _, blocks, _ in runs)
+    if curve and curve[-1][0] < most:
+        curve = [*curve, (most, curve[-1][1])]  # it ends where nothing is evicted any more
     shown = [(_gib(x, block_bytes), 100 * y) for x, y in curve if x >= least]
     axes.plot([x for x, _ in shown], [y for _, y in shown], color="grey", linewidth=2)
     ends = [(*shown[-1], "LRU, all tiers as one", "grey")] if shown else []
@@ -425,7 +428,8 @@ def _save(
     for (x, y, label, colour), at in zip(ends, places, strict=True):
         axes.annotate(
             label, xy=(x, y), xytext=(right * LABELS_AT, at), color=colour, va="center", fontweight="bold",
-            annotation_clip=False, arrowprops={"arrowstyle": "-", "color": colour, "alpha": 0.35, "shrinkB": 6})
+            annotation_clip=False, arrowprops={
+                "arrowstyle": "-", "color": colour, "alpha": 0.35, "shrinkB": 6, "relpos": (0, 0.5)})
     axes.set_xlabel("memory for K/V, GiB")
     axes.set_ylabel("prompt blocks found, %")
     _write(path, figure, axes, title)

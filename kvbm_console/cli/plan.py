@@ -46,7 +46,7 @@ _TIME: Final = Duration(1, DAY_NS, "from 1ns to 24h")
 @click.option("--budget", metavar="LIST", help="Memory to spend, for example 2TB-disk,512GB-host; also -device.")
 @click.option("--slo", metavar="ttft-pN=TIME", help="A time to the first token to keep, for example ttft-p95=800ms.")
 @click.option("--check", "checked", is_flag=True,
-              help="MachinePlan from the first half of the requests, and state what then happened in the second.")
+              help="Plan from the first half of the requests, and state what then happened in the second.")
 @click.option("--workers", type=click.IntRange(1, 1024), metavar="N", help="Processes.  [default: as many as cores]")
 @click.option("--plot", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
               help="Draw the LRU curve and the runs as .svg or .png; needs the extra 'plot'.")

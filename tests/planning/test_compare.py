@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from kvbm_console.cli import compare
 from kvbm_console.cli.compare import ALL
 from kvbm_console.cli.main import cli
 from kvbm_console.core.errors import UsageError
@@ -205,3 +206,13 @@ def test_a_plot_is_drawn_and_repeats_itself(tmp_path: Path) -> None:
     assert pictures[0] == pictures[1]
     assert pictures[0].startswith(b"<?xml")
     assert pictures[2].startswith(b"\x89PNG")
+
+
+def test_the_curve_of_a_plan_reaches_its_largest_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The exact curve ends where nothing is evicted any more; its label would point across larger machines."""
+    pytest.importorskip("matplotlib", reason="needs the extra 'plot'")
+    ends: list[tuple[float, float, str, str]] = []
+    monkeypatch.setattr(compare, "_save", lambda path, figure, axes, title, found, drawn: ends.extend(found))
+    runs = [("", 256, 0.3), ("more", 2_048, 0.8)]
+    compare.draw_curve(tmp_path / "x.svg", "title", [(1, 0.1), (512, 0.8)], runs, 2**20)
+    assert [(x, y) for x, y, label, _ in ends if label.startswith("LRU")] == [(2.0, 80.0)]

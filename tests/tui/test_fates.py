@@ -17,10 +17,11 @@ from kvbm_console.recording.reader import Recording
 from kvbm_console.stream.feed import EventsArrived, SnapshotTaken
 from tests.tui.desks import desk_of, everything
 from tests.tui.script import connected
-from tui.desk import TIERS
+from tui.desk import OVERVIEW, TIERS
 from tui.keys import press
 from tui.model.fates import Fate
 from tui.model.mirror import Mirror
+from tui.model.numbers import brief, duration
 from tui.model.worth import worth_of
 from tui.views.worth import evictions_row, points_of
 
@@ -254,6 +255,33 @@ def test_worth_is_that_of_a_recount(path: Path) -> None:
         else:
             assert worth.copying_ns is None
         assert worth.verdict
+
+
+@pytest.mark.parametrize("size", [(80, 24), (120, 40), (200, 60)])
+@pytest.mark.parametrize("path", [path for path in PATHS if path.stem in ("run", "thrash", "offload-pressure")],
+                         ids=lambda path: path.stem)
+def test_the_screen_tells_what_a_tier_took_and_gave(path: Path, size: tuple[int, int]) -> None:
+    mirror, events = folded(path)
+    spent = Spent(events)
+    desk = desk_of(items=[], late_ns=0)
+    desk.mirror = mirror
+    desk.current = OVERVIEW
+    rows = everything(desk, *size).splitlines()
+    at = next((at for at, row in enumerate(rows) if row.startswith((" DOES IT PAY", " PAYS"))), None)
+    if at is None:
+        assert not any(event.tier is not Tier.G1 for event in events if isinstance(event, ev.PoolKnown))
+        return
+    for worth in worth_of(mirror.facts, mirror.prices):
+        if rows[at].startswith(" PAYS"):
+            assert f"{worth.tier.name} {worth.verdict}" in rows[at]
+            continue
+        row = next(row for row in rows[at:] if row.startswith(f" {worth.tier.name} "))
+        down = sum(n for route, n in spent.moved.items() if route.target is worth.tier > route.source)
+        back = sum(n for route, n in spent.moved.items() if route.source is worth.tier > route.target)
+        assert f"{worth.verdict}   {brief(down)} down {brief(back)} back" in row
+        saved = spent.found[worth.tier] * next(e.block_tokens for e in events if isinstance(e, ev.PoolKnown))
+        if saved and spent.closed["tokens"]:
+            assert duration(int(saved * spent.closed["ns"] / spent.closed["tokens"])) in row
 
 
 def test_the_curve_says_what_doubling_a_tier_would_bring() -> None:

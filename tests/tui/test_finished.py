@@ -3,12 +3,14 @@
 Law of this file: what the list shows is what ``analysis.requests`` tells of the same events.
 """
 
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
 
 from kvbm_console.analysis.requests import Requests
 from kvbm_console.analysis.walk import evidence_of, walk
+from kvbm_console.core import events as ev
 from kvbm_console.core.ids import SlotState
 from kvbm_console.core.state import CacheState
 from kvbm_console.recording.reader import Recording
@@ -17,7 +19,8 @@ from tests.tui.desks import desk_of, everything, screen
 from tests.tui.script import MS, Script, connected
 from tui.desk import FINISHED, SLOT, Desk
 from tui.keys import press
-from tui.model.waits import waits_for
+from tui.model.mirror import Mirror
+from tui.model.waits import queue_of, waits_for
 from tui.views.finished import FinishedList
 
 RECORDINGS = Path(__file__).resolve().parents[2] / "recordings"
@@ -110,3 +113,30 @@ def test_a_request_waits_for_its_place_in_the_queue_and_for_the_head_of_it() -> 
     waits = waits_for(mirror, mirror.facts.slots[last], mono)
     assert "in the queue; first" in waits
     assert "free" in waits
+
+
+@pytest.mark.parametrize("path", [RECORDINGS / "screens" / "run.mcap", *RECORDINGS.glob("**/preempt-loop.mcap")],
+                         ids=lambda path: path.stem)
+def test_places_in_the_queue_are_the_order_of_the_admissions_that_follow(path: Path) -> None:
+    """The screen knows the past alone, and the recording who was admitted next."""
+    tape = Recording.open(path)
+    events = [event for batch in tape.events() for event in batch]
+    admitted: dict[int, list[int]] = defaultdict(list)
+    for event in events:
+        if isinstance(event, ev.PrefixScored):
+            admitted[event.slot].append(event.seq)
+    mirror, checked = Mirror(), 0
+    mirror.take(connected(recording=True), 0)
+    mirror.take(SnapshotTaken(tape.state_at(tape.first_seq - 1)), 0)
+    for event in events:
+        mirror.take(EventsArrived([event]), event.at_ns)
+        if not isinstance(event, ev.IterationAdvanced):
+            continue
+        for source in {slot.source for slot in mirror.facts.slots.values()}:
+            queue = queue_of(mirror, mirror.facts, source)
+            places = {} if queue is None else queue.place
+            following = {slot: next((seq for seq in admitted[slot] if seq > event.seq), None) for slot in places}
+            known = [slot for slot in sorted(places, key=places.__getitem__) if following[slot] is not None]
+            assert known == sorted(known, key=lambda slot: following[slot] or 0), event.seq
+            checked += len(known) > 1
+    assert checked > 100

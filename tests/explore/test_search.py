@@ -68,6 +68,16 @@ def test_an_adapter_that_is_none_is_refused_by_its_name(adapter: str, sentence: 
         search(python=sys.executable, adapters=(adapter,)).run()
 
 
+def test_what_the_engine_prints_is_no_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module that prints while it is imported, through Python and past it."""
+    (tmp_path / "noisy.py").write_text(
+        "import os\nfrom kvbm_console.explore.connectors import Adapter\nprint('{\"release\": \"none\"}', flush=True)\n"
+        "os.write(1, b'garbage\\n')\nclass Noisy(Adapter):\n    connectors = ('X',)\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with pytest.raises(UsageError, match=r"explore: vLLM has no vllm\.__version__ here"):
+        search(python=sys.executable, adapters=("noisy:Noisy",)).run()
+
+
 def test_the_command_writes_each_finding_and_ends_with_1(tmp_path: Path) -> None:
     done = subprocess.run(
         [PROGRAM, "explore", "vllm", "--python", FAKE, "--seeds", "0:4", "--profile", "press", "--workers", "1",

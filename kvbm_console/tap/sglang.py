@@ -25,12 +25,12 @@ from kvbm_console.tap.sglang_flatten import HOST_MEDIUM, PEER_MEDIUM, SglangFlat
 
 SCHEDULER: Final = "sglang.srt.managers.scheduler"
 NEEDED: Final = {
-    "scheduler": ("_add_request_to_queue", "send_abort_output", "get_new_batch_prefill", "get_next_batch_to_run"),
+    "scheduler": ("_add_request_to_queue", "get_new_batch_prefill", "get_next_batch_to_run"),
     "table": ("alloc", "free"),
     "tree": ("match_prefix", "checkpoint", "reset", "evict_for_alloc"),
     "pool": ("free", "free_segment", "check_decode_capacity"),
 }
-"""Methods that tell the course of a request. Releases before 0.5.23 lack some of them."""
+"""Methods that tell the course of a request. Releases before 0.5.22 lack some of them."""
 _log: Final = logging.getLogger("sglang.kvbm_console")
 
 
@@ -64,7 +64,7 @@ def tap_of(scheduler: Any, settings: dict[str, Any]) -> "SglangTap | None":
         return None
     if lacking := missing_methods(scheduler):
         _log.error(
-            "kvbm-console: this release of SGLang has no %s, so the engine is not observed. The tap needs 0.5.23 or "
+            "kvbm-console: this release of SGLang has no %s, so the engine is not observed. The tap needs 0.5.22 or "
             "newer.", ", ".join(lacking),
         )
         return None
@@ -150,7 +150,10 @@ class SglangTap:
     def _observe(self) -> None:
         scheduler, tree, pool, table = self._scheduler, self._tree, self._pool, self._table
         _replace(scheduler, "_add_request_to_queue", self._arrives)
-        _replace(scheduler, "send_abort_output", self._aborts)
+        if hasattr(scheduler, "send_abort_output"):
+            _replace(scheduler, "send_abort_output", self._aborts)
+        else:  # 0.5.22 has no method for what it tells the client of such a request
+            _replace(scheduler.ipc_channels.send_to_tokenizer, "send_output", self._answers)
         _replace(scheduler, "get_new_batch_prefill", self._admits)
         _replace(scheduler, "get_next_batch_to_run", self._forms)
         _replace(tree, "match_prefix", self._looks_up)
@@ -216,6 +219,11 @@ class SglangTap:
             if req.rid not in self._rows:
                 self._ended(began, req, "FINISH_ABORT")
         return inner(abort, req, *args, **kwargs)
+
+    def _answers(self, inner: Any, output: Any, req: Any = None, *args: Any, **kwargs: Any) -> Any:
+        if type(output).__name__ == "AbortReq":
+            return self._aborts(inner, output, req, *args, **kwargs)
+        return inner(output, req, *args, **kwargs)
 
     def _ended(self, now: int, req: Any, reason: str) -> None:
         recorder = self.recorder

@@ -145,8 +145,9 @@ def scheduler_of(release: dict[str, str]) -> Any:
 
 @pytest.mark.parametrize(("release", "lacking"), [
     ({}, []),
-    ({"scheduler": "send_abort_output"}, ["Scheduler.send_abort_output"]),  # 0.5.22
-    ({"scheduler": "send_abort_output", "tree": "checkpoint"}, ["Scheduler.send_abort_output", "Tree.checkpoint"]),
+    ({"tree": "checkpoint"}, ["Tree.checkpoint"]),  # 0.5.20
+    ({"scheduler": "get_new_batch_prefill", "tree": "checkpoint"},
+     ["Scheduler.get_new_batch_prefill", "Tree.checkpoint"]),
     ({"tree": "checkpoint", "drafts": ""}, []),
 ])
 def test_a_release_without_what_the_tap_needs_is_not_observed(

@@ -8,6 +8,7 @@ Law of this file: a row is printed only for messages that this run has captured.
 """
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -16,11 +17,14 @@ from typing import Any, Final
 
 from kvbm_console.tap.sglang import NEEDED
 from tests.vllm.matrix import DOCUMENT, SGLANG_TITLE
-from tests.vllm.releases import beside, path_of
+from tests.vllm.releases import ROOT, beside, path_of
 from tests.vllm.serving import free_ports
 
 SGLANG: Final = ("0.4.9", "0.5.3", "0.5.5", "0.5.8", "0.5.12", "0.5.16", "0.5.20", "0.5.22", "0.5.23")
 BATCHES: Final = 60
+RUN: Final = {"workload": [1, 8, 2, 160], "aborts": 0.01, "engine": {
+    "page": 16, "tokens": 768, "tree": "python", "schedule_conservativeness": 0.1}}
+"""What the tap is compared in: a pool that is too small for the answers."""
 CHILD: Final = """
 import importlib, json, sys, types
 from pathlib import Path
@@ -78,21 +82,35 @@ def row(release: str, place: Path) -> dict[str, Any]:
     )
     sources = "".join(path.read_text() for room in ("managers", "mem_cache") for path in
                       (root / "sglang" / "srt" / room).rglob("*.py"))
+    lacks = [name for names in NEEDED.values() for name in names if f"def {name}(" not in sources]
     return {
         "told": told, "found": json.loads(made.stdout)["resident_blocks"],
         "broken": [rule["rule"] for rule in json.loads(heard.stdout)[0]["verdicts"] if rule["verdict"] == "fail"],
         "plugins": (root / "sglang" / "srt" / "plugins").is_dir(),
-        "lacks": [name for names in NEEDED.values() for name in names if f"def {name}(" not in sources],
+        "lacks": lacks, "steps": None if lacks else steps_of(root),
     }
+
+
+def steps_of(root: Path) -> int:
+    """Steps of the release's own scheduler, each equal to what the tap told. Another one ends the program."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-m", "tests.vllm.sglang_oracle"], input=json.dumps(RUN), text=True,
+        cwd=ROOT, env={**os.environ, "PYTHONPATH": str(root)}, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+        timeout=600, check=True,
+    )
+    answer: dict[str, Any] = json.loads(done.stdout)
+    if "error" in answer:
+        raise SystemExit(f"{root.name}: {answer['error']}")
+    return int(answer["steps"])
 
 
 HEAD: Final = """
 Made by `make matrix` (`python -m tests.vllm.sglang_releases`). The publisher of each release sends blocks, and the
-reader of streams follows it. The tap needs the methods that the last column names. It runs in the release that lacks
-none, and `tests/vllm/test_sglang_tap.py` compares its every step.
+reader of streams follows it. The tap needs the methods that the last column names. In a release that lacks none it runs
+in SGLang's own scheduler, with aborts, retractions and evictions. Each step is compared with the engine's own state.
 
-| release | blocks found | media | rules of `conform` broken | plugins | methods that the tap lacks |
-|---|---|---|---|---|---|
+| release | blocks found | media | rules of `conform` broken | plugins | equal steps | methods that the tap lacks |
+|---|---|---|---|---|---|---|
 """
 
 
@@ -102,7 +120,8 @@ def line_of(release: str, found: dict[str, Any]) -> str:
     blocks = str(heard) if found["told"] == found["found"] else f"**{heard} of {told}**"
     names = ["`" + "`, `".join(found[part]) + "`" if found[part] else "–" for part in ("broken", "lacks")]
     plugins = "yes" if found["plugins"] else "no"
-    return f"| {release} | {blocks} | {', '.join(sorted(found['told']))} | {names[0]} | {plugins} | {names[1]} |"
+    media, steps = ", ".join(sorted(found["told"])), found["steps"] or "–"
+    return f"| {release} | {blocks} | {media} | {names[0]} | {plugins} | {steps} | {names[1]} |"
 
 
 def main() -> None:

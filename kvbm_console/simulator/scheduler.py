@@ -418,9 +418,9 @@ class Scheduler:
         return budget
 
     def _others_go_on(self) -> bool:
-        """True if another request computes, and so gives blocks back one day; a load may be held for ever."""
+        """True if another request computes or will, and so gives blocks back one day; a hold may be for ever."""
         standing = self.port.standing
-        return any(work.name not in standing for work in self.running)
+        return any(work.name not in standing for work in chain(self.running, self.loading.values(), self.loaded))
 
     def _owed(self) -> int:
         """Blocks that requests whose loads run or have ended still need for their prompts.

@@ -37,7 +37,7 @@ NINETY: Final = Target(ratio=1 / 0.9)
 """At least 90 % of the speed of the reference."""
 SMALL: Final = Target(ratio=1 / 0.85)
 """For blocks of 64 KiB, of which each call costs a good part."""
-ORDER_BYTES: Final = 8 * 2**20
+ORDER_BLOCKS: Final = 32
 DEPTH: Final = 4
 TURN_S: Final = 0.25
 """Time of each side's turn on the disk: short, because other programs and virtual machines use the disk as well."""
@@ -99,8 +99,8 @@ def processor_ns(ranks: Ranks) -> int:
 
 
 class Worker:
-    """The worker of a rank with two pools, told to copy scattered blocks to scattered places in orders of 8 MiB, four
-    at a time. Each place of a pool has one place of the other, to which and from which it is copied."""
+    """The worker of a rank with two pools, told to copy scattered blocks to scattered places in orders of 32 blocks,
+    four at a time. Each place of a pool has one place of the other, to which and from which it is copied."""
 
     def __init__(self, size: int, lower: Tier, directory: Path) -> None:
         self.places, dice = ARENA_BYTES // size, np.random.default_rng(2)
@@ -114,7 +114,7 @@ class Worker:
         self.ranks.fill(1, upper_places, [place + 1 for place in upper_places])
         while not self.ranks.idle:
             self.ranks.wait(1.0)
-        step = max(1, ORDER_BYTES // size)
+        step = min(ORDER_BLOCKS, self.places // DEPTH)  # so that no place is in two orders at once
         self._orders = cycle([
             (pack_ids(lower_places[at : at + step]), pack_ids(upper_places[at : at + step]),
              pack_hashes([place + 1 for place in upper_places[at : at + step]]), step)

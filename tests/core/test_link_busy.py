@@ -21,11 +21,14 @@ from kvbm_console.simulator.embedded import Rig, build
 from kvbm_console.simulator.link_settings import LinkSetting
 
 CHATS = "multiturn:requests=160,sessions=40,seed={}"
+LONG_PROMPTS = "multiturn:requests=160,sessions=16,seed={}"
+"""A prompt has a fifth of the device and more."""
 DOCUMENTS = "multiturn:sessions=10,prompts=6,system=1024,user=64,output=32,turns=3,think=1,requests=60,seed={}"
 MACHINES: dict[str, dict[str, Any]] = {
     "host": {"trace": CHATS, "total_kv_blocks": 800, "kv_cpu_blocks": 800},
     "no host": {"trace": CHATS, "total_kv_blocks": 800},
     "write-through": {"trace": CHATS, "total_kv_blocks": 800, "kv_offload_threshold": 0.0},
+    "small device": {"trace": LONG_PROMPTS, "total_kv_blocks": 200},
     "documents": {"trace": DOCUMENTS, "total_kv_blocks": 450, "kv_offload_threshold": 0.0},
 }
 SLOW = LinkSetting("disk-write", 40e6)

@@ -230,6 +230,18 @@ def test_nobody_passes_a_request_whose_load_has_ended() -> None:
     assert [name for name, _ in workload.ended] == ["a", "b", "c"]
 
 
+def test_a_load_leaves_the_blocks_that_another_load_needs_to_go_on() -> None:
+    """Nothing runs yet. Both prefixes fit at once and both prompts do not, so the second load waits for the first."""
+    engine, port, workload = machine([request("a", 28, 1), request("b", 28, 1, family=1)], g1_blocks=12)
+    port.found |= {"a": 12, "b": 12}
+    port.delay_ns = 10_000_000
+    engine.run(5_000_000)
+    assert list(engine.scheduler.loading) == ["a"]
+    engine.run()
+    assert [name for name, _ in workload.ended] == ["a", "b"]
+    assert engine.totals.preemptions == 0
+
+
 def test_a_failed_load_is_computed_from_where_the_leader_says() -> None:
     engine, port, _ = machine([request("a", 14, 1)])
     port.found["a"], port.loaded["a"] = 12, 4

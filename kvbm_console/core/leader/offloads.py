@@ -44,7 +44,7 @@ from kvbm_console.core import events as ev
 from kvbm_console.core.columns import gather
 from kvbm_console.core.ids import Authority, Condition, Route, SlotState
 from kvbm_console.core.leader.decider import Decider
-from kvbm_console.core.leader.memory import COPY_LEAST, PoolMemory
+from kvbm_console.core.leader.memory import COPY_LEAST, TURN_PARTS, PoolMemory
 from kvbm_console.core.leader.pipeline import enqueue
 from kvbm_console.core.leader.victims import evictable
 from kvbm_console.core.slots import SlotFacts
@@ -81,10 +81,12 @@ def plan_offloads(decider: Decider, pool: PoolFacts) -> None:
 def most_planned(decider: Decider, pool: PoolFacts) -> int:
     """The most places whose copy may be open. Four copies keep a link busy; more only hold source places for longer.
 
-    It is one copy until the speed of the link is known.
+    Until the speed of the link is known it is one copy, which withholds no larger part of the pool than later copies.
     """
     batch = decider.config.offload_batch_blocks
-    return batch if decider.in_time(pool) is None else 4 * batch
+    if decider.in_time(pool) is None:
+        return min(batch, max(COPY_LEAST, len(pool) // TURN_PARTS))
+    return 4 * batch
 
 
 # --- by the order of eviction ---

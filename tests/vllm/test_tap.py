@@ -8,6 +8,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import msgspec
@@ -39,6 +40,7 @@ def unsent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(binding, "Sender", Kept)
 
 
+MEASURED_STEPS = 300
 Make = Callable[..., Engine]
 
 
@@ -426,20 +428,25 @@ def test_with_the_event_stream_over_zeromq(unsent: None, tmp_path: Path) -> None
 
 
 def test_a_step_with_64_decodes_costs_less_than_two_hundredths(unsent: None, tmp_path: Path) -> None:
-    """The scheduler's thread: what the tap's calls take, of a step that takes as long as a small model's."""
+    """The scheduler's thread: what the tap's calls take, of a step that takes as long as a small model's.
+
+    The median of the steps, because on a busy machine another process runs in the middle of some."""
     engine = Engine(tmp_path, tap(), blocks=2_000, running=64, tokens=8192)
     watch = watching(engine.tap)
     for number in range(64):
-        engine.add(f"r{number}", [number + 1] * 40, 200)
+        engine.add(f"r{number}", [number + 1] * 40, 380)
     for _ in range(20):
         engine.step()
     watch.pump()
     recorder = watch.recorder
-    calls, spent = recorder.calls, recorder.call_ns
-    for _ in range(100):
+    costs, calls = [], recorder.calls
+    for _ in range(MEASURED_STEPS):
+        spent = recorder.call_ns
         engine.step()
+        costs.append(recorder.call_ns - spent)
         drain(recorder, watch.flattener, 64)
-    per_step = (recorder.call_ns - spent) / 100
-    print(f"{per_step / 1e3:.1f} us a step, {(recorder.call_ns - spent) / (recorder.calls - calls):.0f} ns a call")
-    assert per_step < 0.02 * 6_560_000
-    assert (recorder.call_ns - spent) / (recorder.calls - calls) < 5_000
+    per_step = median(costs)
+    per_call = per_step * MEASURED_STEPS / (recorder.calls - calls)
+    print(f"{per_step / 1e3:.1f} us a step, {per_call:.0f} ns a call")
+    assert per_step < 0.02 * 2_000_000
+    assert per_call < 5_000

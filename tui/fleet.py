@@ -30,8 +30,8 @@ from .model.numbers import count, cut, cut_middle, percent, plain, spoken
 from .theme import Theme
 
 ASK_EVERY_S = 2.0
-SUM_EVERY_S = 10.0
-"""Sums count the hours that daemons remember, so they change slowly."""
+SUMMED_A_SECOND = 40
+"""Daemons that are added up in a second: a sum counts the hours that they remember, so it changes slowly."""
 SHARE = 10
 """Reciprocal of the share of a core that asking takes: a thousand daemons are asked every three seconds."""
 ROLES = {"fault": "fault", GONE: "fault", "held": "held", "caution": "caution", "fine": "ok"}
@@ -314,7 +314,7 @@ class FleetApp(App[DaemonRow]):
     async def _ask(self) -> None:
         while True:
             began_s = time.thread_time()
-            self.desk.report = await self.fleet.look(SUM_EVERY_S)
+            self.desk.report = await self.fleet.look(len(self.fleet.rows) / SUMMED_A_SECOND)
             self.looks += 1
             self.redraw()
             await asyncio.sleep(max(ASK_EVERY_S, (SHARE - 1) * (time.thread_time() - began_s)))

@@ -133,15 +133,14 @@ class FleetReport(msgspec.Struct):
     missing: list[Elsewhere] = []
     """The prefixes of which most blocks had to be computed."""
 
+    not_captured: int = 0
+    """Blocks missed behind one of ``missing`` while another daemon holds that block now."""
+
     @property
     def reuse(self) -> "Reuse":
         """The reuse of prompt blocks over the fleet."""
         digest = self.digest
-        delivered = sum(digest.hits)
-        return Reuse(digest.prompt_blocks, delivered, digest.lost_blocks, sum(
-            certain for each in self.missing for row in self.rows
-            if each.lies_at.keys() - {row.target} and (certain := row.certainly_missed(int(each.hash, 16)))
-        ))
+        return Reuse(digest.prompt_blocks, sum(digest.hits), digest.lost_blocks, self.not_captured)
 
 
 class Reuse(msgspec.Struct, frozen=True):
@@ -178,5 +177,13 @@ def report_of(rows: Sequence[DaemonRow], summed: FleetReport | None = None) -> F
     for row in rows:
         stands[row.stands] += 1
     if summed is not None:
-        return FleetReport(by_need(rows), stands, summed.digest, summed.missing)
+        return FleetReport(by_need(rows), stands, summed.digest, summed.missing, summed.not_captured)
     return FleetReport(by_need(rows), stands, total(row.summary.digest for row in rows if row.summary is not None))
+
+
+def not_captured(rows: Sequence[DaemonRow], missing: Sequence[Elsewhere]) -> int:
+    """Blocks that daemons certainly missed behind these prefixes, while another daemon holds their first block."""
+    return sum(
+        row.certainly_missed(int(each.hash, 16)) for each in missing for row in rows
+        if each.lies_at.keys() - {row.target}
+    )

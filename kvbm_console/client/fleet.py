@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Final, Self, TypeVar
 
 from kvbm_console.analysis.digest import MissedFrom
-from kvbm_console.analysis.fleet import DaemonRow, Elsewhere, FleetReport, Located, report_of
+from kvbm_console.analysis.fleet import DaemonRow, Elsewhere, FleetReport, Located, not_captured, report_of
 from kvbm_console.client.access import Access
 from kvbm_console.client.connection import Client
 from kvbm_console.core.errors import KvbmConsoleError, UsageError
@@ -70,6 +70,7 @@ class FleetView(ABC):
         self._watching, self._summed_s = watching, time.monotonic()
         self._summed = report_of(self.rows)
         self._summed.missing = await self._where(self._summed.digest.missing.most(MISSING_SHOWN))
+        self._summed.not_captured = not_captured(self.rows, self._summed.missing)
         return self._summed
 
     async def first_look(self) -> FleetReport:

@@ -16,7 +16,16 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from kvbm_console.analysis.digest import GAMMA, MISSING_MAX, Digest, DigestFold, DurationSketch, Missing, total
-from kvbm_console.analysis.fleet import DaemonRow, DaemonSummary, Elsewhere, Problem, Reuse, by_need, report_of
+from kvbm_console.analysis.fleet import (
+    DaemonRow,
+    DaemonSummary,
+    Elsewhere,
+    Problem,
+    Reuse,
+    by_need,
+    not_captured,
+    report_of,
+)
 from kvbm_console.analysis.fleet_metrics import exposition
 from kvbm_console.analysis.requests import Requests
 from kvbm_console.analysis.walk import evidence_of, walk
@@ -161,6 +170,7 @@ def test_reuse_is_held_captured_and_delivered() -> None:
         Elsewhere(f"{1:016x}", entries[1], {"a": ["g2"]}),  # of b alone: a missed its own block before it had it
         Elsewhere(f"{2:016x}", entries[2], {"a": ["g1"], "c": ["g1"]}),
     ]
+    report.not_captured = not_captured(report.rows, report.missing)
     assert report.reuse == Reuse(300, 150, 5, 3 + 10 + 40)
     assert (report.reuse.held, report.reuse.captured, report.reuse.delivered) == (208, 155, 150)
 

@@ -32,7 +32,7 @@ from kvbm_console.client.broker import (
 from kvbm_console.client.brokered import BrokeredFleet
 from server.publisher import LOOKED_S
 from tests.server.brokers import nats_server
-from tui.fleet import SUM_EVERY_S, FleetDesk
+from tui.fleet import SUMMED_A_SECOND, FleetDesk
 
 ROUNDS = 15
 SCREEN = 200, 60
@@ -91,7 +91,7 @@ def measured(what: str) -> Iterator[None]:
     print(f"{what}: {time.perf_counter() - wall:.3f} s, {time.process_time() - cpu:.3f} s of processor", flush=True)
 
 
-async def look(url: str) -> None:
+async def look(url: str, count: int) -> None:
     """Look at the fleet, ask it, and go on looking."""
     heard = 0
 
@@ -111,7 +111,7 @@ async def look(url: str) -> None:
     wall, cpu, heard = time.perf_counter(), time.process_time(), 0
     desk = FleetDesk()
     for _ in range(ROUNDS):
-        desk.report = await fleet.look(SUM_EVERY_S)
+        desk.report = await fleet.look(count / SUMMED_A_SECOND)
         desk.draw(*SCREEN)
         await asyncio.sleep(LOOKED_S)
     wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
@@ -130,7 +130,7 @@ def main() -> None:
         publisher = spawn.Process(target=_publish, args=(url, count, theirs), daemon=True)
         publisher.start()
         print(f"summaries of {mine.recv():,} bytes")
-        asyncio.run(look(url))
+        asyncio.run(look(url, count))
         publisher.kill()
 
 

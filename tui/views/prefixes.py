@@ -398,7 +398,7 @@ def _default(desk: Desk) -> str:
 
 
 def _nobody(desk: Desk) -> str:
-    return "an event stream names no request" if desk.mirror.facts.streams_only else f"no request in {_window(desk)}"
+    return "no request is named" if desk.mirror.facts.streams_only else f"no request in {_window(desk)}"
 
 
 def _window(desk: Desk) -> str:

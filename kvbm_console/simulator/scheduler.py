@@ -108,7 +108,10 @@ class Scheduler:
             budget = self._admit(plan, budget)
             self._schedule_loaded(plan, budget)
         self._settle(plan)
-        return plan if plan.steady or plan.tokens or plan.skipped else None
+        if plan.steady or plan.tokens or plan.skipped:
+            return plan
+        # No time passes in which a request that was just preempted would ask again.
+        return self.form(now_ns) if plan.preempted else None
 
     def _go_on(self, plan: Plan) -> bool:
         """A token more for each request that was decoding, as in the iteration before.
@@ -233,7 +236,7 @@ class Scheduler:
             elif at < len(running) and running[at] is work:
                 self._leave_out(plan, work)
             else:
-                break
+                continue  # it was preempted; held requests may stand behind it
             at += 1
         return budget
 
@@ -419,8 +422,9 @@ class Scheduler:
 
     def _others_go_on(self) -> bool:
         """True if another request computes or will, and so gives blocks back one day; a hold may be for ever."""
-        standing = self.port.standing
-        return any(work.name not in standing for work in chain(self.running, self.loading.values(), self.loaded))
+        standing, held = self.port.standing, self.port.held
+        return (any(work.name not in standing for work in self.running)
+                or any(work.name not in held for work in chain(self.loading.values(), self.loaded)))
 
     def _owed(self) -> int:
         """Blocks that requests whose loads run or have ended still need for their prompts.

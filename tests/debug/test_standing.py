@@ -208,7 +208,7 @@ def test_an_aborted_request_takes_its_held_copy_along() -> None:
 # --- holds that nobody ends ---
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", [*range(6), 47, 52])
 def test_whatever_is_held_every_request_that_is_not_ends(seed: int) -> None:
     """No deadline runs here. Rule 7 alone lets a hold go on that keeps a request from running at all."""
     dice = random.Random(seed)

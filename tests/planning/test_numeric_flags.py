@@ -59,7 +59,7 @@ CACHE: dict[str, Case] = {
     "max_num_batched_tokens": (32, 8_192, {}),
     "max_num_seqs": (1, 256, {}),
     "max_waiting": (1, 256, {"max_num_seqs": 1}),
-    "prefetch_timeout_s": (0.005, 0.2, {**SLOW_DISK, "prefetch_stop": "timeout", "trace": f"{SMALL},seed=2"}),
+    "prefetch_timeout_s": (0.005, 0.2, {**SLOW_DISK, "prefetch_stop": "timeout", "trace": f"{SMALL},seed=7"}),
 }
 """Of the cache, the same for ``simulate``, ``compare`` and ``serve`` where they have the flag."""
 OF_COMMAND: dict[str, dict[str, Case]] = {

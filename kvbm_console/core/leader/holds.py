@@ -390,6 +390,6 @@ def _fits_only_without_holds(decider: Decider, slot: SlotFacts, pool: PoolFacts)
     owned = _places_held(decider, pool)
     if needed > len(pool) or needed <= len(pool) - len(owned):
         return False
-    mine = set(slot.hashes)
-    shared = sum(1 for place in owned if pool.hash_of[place] in mine)
-    return needed - shared > len(pool) - len(owned)
+    # A held place is shared only if the engine finds it: one that is still being filled, or a further copy, is not.
+    shared = owned.intersection(pool.ready_prefix(slot.hashes))
+    return needed - len(shared) > len(pool) - len(owned)

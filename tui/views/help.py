@@ -14,7 +14,7 @@ EVERYWHERE = (
     ("1..9", "views"), ("/", "filter"), ("enter esc", "into, back"), (":", "commands"), ("space", "pause view, play"),
     ("← →", "back, on 10 s; shift 60 s"),
     ("! H", "warnings, newest hold"), ("t p M", "timeline, map, misses"), ("[ ]", "cause, effect"),
-    ("w W", "why, what if"), ("m '", "mark, to mark"), ("y e", "copy, export"),
+    ("w W", "why, what if"), ("m '", "mark, to mark"), ("y e q", "copy, export, quit"),
 )
 LIVE = (
     ("b", "break here"), ("c C", "continue, all"), ("s S", "step slot, pipeline"), ("u", "continue until…"),

@@ -362,11 +362,14 @@ class Daemon:
             loop = asyncio.get_running_loop()
             for number in SIGNALS:
                 loop.add_signal_handler(number, self._signalled)
+            if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as ``nohup`` asks
+                # A closing terminal may tell it twice, by the kernel and by the shell, so it never ends at once.
+                loop.add_signal_handler(signal.SIGHUP, lambda: self.stop(soon=True))
             loop.add_signal_handler(DISARM_SIGNAL, lambda: self.service.submit(Disarmed, "signal"))
 
     def _ignore_signals(self) -> None:
         if self.options.handle_signals:
-            for number in (*SIGNALS, DISARM_SIGNAL):
+            for number in (*SIGNALS, signal.SIGHUP, DISARM_SIGNAL):
                 asyncio.get_running_loop().remove_signal_handler(number)
 
     async def _serve(

@@ -85,7 +85,7 @@ class DaemonOptions(msgspec.Struct, kw_only=True):
     block_bytes: int | None = None
     program: str = "0+unknown"
     handle_signals: bool = True
-    """True if SIGTERM and SIGINT end the daemon in order, and a second signal at once."""
+    """True if SIGTERM, SIGINT and SIGHUP end the daemon in order, and a second SIGTERM or SIGINT at once."""
     lease_ttl_ns: int = LEASE_TTL_NS
     tls_cert: Path | None = None
     tls_key: Path | None = None

@@ -2,9 +2,11 @@
 
 Law of this file: a mistake on the command line or in a file ends as one sentence on stderr and exit 2. A daemon that
 does not listen or refuses, and a thing that does not exist, end as one sentence and exit 3. Ctrl-c ends with 130, a
-reader that closed the pipe ends quietly; anything else is a bug and keeps its traceback.
+terminal that was closed with 129, and a reader that closed the pipe ends quietly; anything else is a bug and keeps its
+traceback.
 """
 
+import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -22,6 +24,9 @@ EXIT_ABSENT: Final = 3
 """No daemon listens on the target, the target refuses, or there is no such request, hold, breakpoint or run."""
 EXIT_INTERRUPTED: Final = 130
 """128 + SIGINT, as shells report it."""
+EXIT_HANGUP: Final = 129
+"""128 + SIGHUP: the terminal was closed before the end was printed."""
+
 
 class _ReaderGone(Exception):
     """Raised when the reader of our output closed the pipe."""
@@ -76,6 +81,10 @@ class LazyGroup(click.Group):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 0
         except OSError as error:
+            if error.filename is None and error.errno == errno.EIO:
+                for stream in (sys.stdout, sys.stderr):
+                    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+                return EXIT_HANGUP
             if error.filename is None or error.strerror is None:
                 raise
             return complain(f"{error.filename}: {error.strerror}")

@@ -81,7 +81,7 @@ def serve(
 
     A recording loses nothing up to its written watermark when the process is killed, and nothing up to its synced
     watermark when the power fails. An end in order seals the last segment. The first SIGTERM or ctrl-c ends in order,
-    within five seconds; the second ends at once.
+    within five seconds; the second ends at once. A terminal that is closed ends it in order, too, unless nohup is used.
     """
     if exit_when_done and workload is None:
         raise click.UsageError("--exit-when-done needs --workload: otherwise the daemon serves engines until stopped")

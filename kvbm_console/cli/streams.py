@@ -252,16 +252,18 @@ async def _capture(
 
 @asynccontextmanager
 async def ended_by_signal() -> AsyncIterator[asyncio.Event]:
-    """An event that ctrl-c and SIGTERM set, in place of their usual effect."""
+    """An event that ctrl-c, SIGTERM and a closed terminal set, in place of their usual effect."""
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
-    for name in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(name, stopped.set)
+    numbers = [one for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+               if signal.getsignal(one) is not signal.SIG_IGN]
+    for each in numbers:
+        loop.add_signal_handler(each, stopped.set)
     try:
         yield stopped
     finally:
-        for name in (signal.SIGINT, signal.SIGTERM):
-            loop.remove_signal_handler(name)
+        for each in numbers:
+            loop.remove_signal_handler(each)
 
 
 def _always(listener: "Listener") -> "Callable[[str], Listener]":

@@ -2,7 +2,9 @@
 
 import asyncio
 import os
+import pty
 import re
+import shutil
 import signal
 import socket
 import stat
@@ -22,7 +24,7 @@ from kvbm_console.core.ids import HoldEnd, SlotState
 from kvbm_console.recording.files import DirectoryLock
 from kvbm_console.recording.format import About
 from kvbm_console.recording.reader import Recording
-from kvbm_console.recording.recover import recover_directory
+from kvbm_console.recording.recover import active_segments, recover_directory
 from kvbm_console.recording.seal import write_draft
 from kvbm_console.stream.feed import EventsArrived
 from kvbm_console.stream.verbs import SetBreakpoint
@@ -228,6 +230,49 @@ async def test_f19_a_second_sigterm_ends_at_once() -> None:
                 assert await asyncio.to_thread(child.child.wait, 10) == -signal.SIGTERM
                 assert time.monotonic() - begin <= 0.5
                 stalled.cancel()
+
+
+def on_a_terminal(directory: Path, *arguments: str) -> tuple[int, int]:
+    """A process on a terminal of its own: its id, and the terminal's other end."""
+    child, terminal = pty.fork()
+    if child == 0:
+        os.chdir(directory)  # ``nohup`` writes a file there
+        os.execv(arguments[0], arguments)
+    return child, terminal
+
+
+def listening(address: str, child: int) -> None:
+    """Return when a daemon listens there."""
+    ends = time.monotonic() + 30
+    while time.monotonic() < ends and not os.waitpid(child, os.WNOHANG)[0]:
+        with socket.socket(socket.AF_UNIX) as one:
+            if one.connect_ex(address) == 0:
+                return
+        time.sleep(0.02)  # no event tells when another process binds
+    raise AssertionError("the daemon does not listen")
+
+
+@pytest.mark.parametrize("before", [(), ("nohup",)])
+def test_a_closed_terminal_ends_a_daemon_in_order_unless_it_is_to_go_on(before: tuple[str, ...]) -> None:
+    with socket_directory() as place:
+        address, record = str(place / "d.sock"), place / "rec"
+        words = serve("--workload", "multiturn", "--listen", f"unix:{address}", "--record", str(record))
+        program = (*(shutil.which(word) or word for word in before), sys.executable)
+        child, terminal = on_a_terminal(place, *program, *words)
+        try:
+            listening(address, child)
+            os.close(terminal)
+            if before:
+                listening(address, child)
+                os.kill(child, signal.SIGTERM)
+            status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        except BaseException:
+            os.kill(child, signal.SIGKILL)
+            raise
+        assert status == (0 if before else 129)
+        assert not Path(address).exists()
+        assert Recording.open(record).last_seq
+        assert not active_segments(record)
 
 
 def test_the_stale_lock_file_does_not_matter() -> None:

@@ -4,6 +4,7 @@ Law of this file: every question has a bound in time, because a daemon may be fr
 one sentence that names the target, never a page of transport internals.
 """
 
+import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final, TypeVar
@@ -96,5 +97,5 @@ def translating(target: str) -> Iterator[None]:
         raise translated(target, error.code(), error.details()) from None
     except grpc.aio.UsageError:
         raise ConnectionLost(f"the connection to {target} is closed") from None
-    except grpc.aio.InternalError:
+    except (grpc.aio.InternalError, asyncio.InvalidStateError):  # the latter: the call has ended, and a write follows
         raise ConnectionLost(f"the connection to {target} was lost") from None

@@ -2,9 +2,11 @@
 
 from collections.abc import Awaitable, Callable
 
+import grpc.aio
 import pytest
 
 from kvbm_console.client import Client, LiveControls
+from kvbm_console.client.questions import translating
 from kvbm_console.core import stimuli as st
 from kvbm_console.core.columns import pack_hashes
 from kvbm_console.core.config import BreakpointSpec, LeaderConfig
@@ -19,6 +21,7 @@ from kvbm_console.stream.verbs import (
     ReplaceBreakpoints,
     SetBreakpoint,
 )
+from kvbm_console.wire.protocol import method_path
 from server.daemon import Daemon
 from tests.faults.chaos import chaos
 from tests.server.daemons import daemon_at, options_for, published, running, socket_directory
@@ -110,6 +113,15 @@ async def test_a_daemon_that_began_again_is_not_told_what_was_muted_and_keeps_de
                 1: (True, 0), 2: (False, 0), 3: (True, 0), 4: (True, 3),
             }
             await controls.aclose()
+
+
+@pytest.mark.asyncio
+async def test_a_write_to_a_call_that_has_ended_is_a_lost_connection() -> None:
+    async with grpc.aio.insecure_channel("unix:/nowhere") as channel:
+        call = channel.stream_stream(method_path("Control"))()
+        call.cancel()
+        with pytest.raises(ConnectionLost, match="the connection to here was lost"), translating("here"):
+            await call.write(b"")
 
 
 @pytest.mark.asyncio

@@ -5,7 +5,7 @@
 MAKEFLAGS += --no-print-directory
 BIN := .venv/bin
 # Two processes whatever the machine has: the tests start daemons and terminals of their own.
-PARALLEL := -n 2 --dist worksteal
+PARALLEL := -n 3 --dist worksteal
 STAMP := .venv/.stamp
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)

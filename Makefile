@@ -4,7 +4,7 @@
 .DELETE_ON_ERROR:
 MAKEFLAGS += --no-print-directory
 BIN := .venv/bin
-# Two processes whatever the machine has: the tests start daemons and terminals of their own.
+# Three processes whatever the machine has: the tests start daemons and terminals of their own, and wait for them.
 PARALLEL := -n 3 --dist worksteal
 STAMP := .venv/.stamp
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \

@@ -1,17 +1,19 @@
 """The calls of a simulated engine, and the stimuli that a leader gets for them.
 
 Law of this file: ``EnginePort`` is all that the engine knows of its decider. ``StimulusPort`` makes a stimulus of each
-call, in the order of the calls, and decides nothing.
+call, in the order of the calls, and decides nothing. The leader may refuse an arrival. If it refuses another call,
+engine and leader disagree, which is a bug of ours and raises ``InternalError``.
 """
 
-from collections.abc import Sequence, Set
-from typing import Protocol
+from collections.abc import Callable, Sequence, Set
+from typing import Concatenate, ParamSpec, Protocol
 
 from kvbm_console.core.columns import pack_hashes, pack_ids, unpack_ids
 from kvbm_console.core.errors import InternalError
 from kvbm_console.core.events import StimulusRejected
 from kvbm_console.core.ids import Authority, FinishReason, Tier
 from kvbm_console.core.instructions import CloneAnswer, FencedBlocks, FinishAnswer, MatchAnswer
+from kvbm_console.core.leader import Outcome
 from kvbm_console.core.stimuli import (
     BlocksAllocated,
     IterationFinished,
@@ -22,10 +24,13 @@ from kvbm_console.core.stimuli import (
     RequestCloned,
     RequestFinished,
     RequestPreempted,
+    Stimulus,
 )
 from kvbm_console.dispatch import MEDIUM_OF, LeaderPort
 from kvbm_console.simulator.work import Plan, Work
 from kvbm_console.simulator.workloads import Request
+
+P = ParamSpec("P")
 
 
 class EnginePort(Protocol):
@@ -113,7 +118,6 @@ class StimulusPort:
 
     def __init__(self, port: LeaderPort) -> None:
         self._port = port
-        self._submit = port.submit
 
     @property
     def standing(self) -> Set[str]:
@@ -125,17 +129,26 @@ class StimulusPort:
         """As ``EnginePort.held``."""
         return self._port.held
 
+    def _submit(
+        self, kind: Callable[Concatenate[int, int, int, int | None, P], Stimulus], *args: P.args, **kwargs: P.kwargs
+    ) -> Outcome:
+        """The outcome of a call that a leader has no reason to refuse."""
+        outcome = self._port.submit(kind, *args, **kwargs)
+        if StimulusRejected in map(type, outcome.events):
+            raise InternalError("the leader refused a call of the engine", tuple(map(repr, outcome.events)))
+        return outcome
+
     def declared(self, blocks: int, block_tokens: int) -> None:
         """As ``EnginePort.declared``."""
         self._submit(PoolDeclared, 0, 0, Tier.G1, MEDIUM_OF[Tier.G1], blocks, block_tokens, Authority.ENGINE)
 
     def arrived(self, request: Request) -> bool:
         """As ``EnginePort.arrived``."""
-        outcome = self._submit(
+        outcome = self._port.submit(
             RequestArrived, request.request, pack_hashes(request.hashes), request.prompt_tokens,
             request.output_tokens, request.priority, request.session,
         )
-        return not any(isinstance(event, StimulusRejected) for event in outcome.events)
+        return StimulusRejected not in map(type, outcome.events)
 
     def looked_up(self, name: str, computed_tokens: int) -> MatchAnswer:
         """As ``EnginePort.looked_up``."""
@@ -157,7 +170,7 @@ class StimulusPort:
         """As ``EnginePort.cloned``."""
         outcome = self._submit(RequestCloned, work.name, tuple([clone.name for clone in clones]), pack_ids(ids))
         if not isinstance(outcome.result, CloneAnswer):
-            raise InternalError(f"the clones of {work.name} were refused", tuple(map(repr, outcome.events)))
+            raise InternalError(f"the clones of {work.name} got no answer", tuple(map(repr, outcome.events)))
 
     def scheduled(self, plan: Plan, iteration: int, running: int, waiting: int) -> None:
         """As ``EnginePort.scheduled``."""

@@ -1,6 +1,7 @@
 """The whole machine: default workloads, the real trace, several hosts, faults, resets, and what must never differ."""
 
 import random
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -12,7 +13,7 @@ from kvbm_console.core import events as ev
 from kvbm_console.core import stimuli as st
 from kvbm_console.core.config import BreakpointSpec
 from kvbm_console.core.errors import InternalError, UsageError
-from kvbm_console.core.ids import CandidateStatus, ResetMode, Route, SlotState
+from kvbm_console.core.ids import CandidateStatus, FinishReason, ResetMode, Route, SlotState
 from kvbm_console.core.instructions import StartTransfer
 from kvbm_console.core.leader import Outcome
 from kvbm_console.core.snapshots import digest
@@ -20,7 +21,10 @@ from kvbm_console.core.state import CacheState
 from kvbm_console.dispatch import HostsDiverged
 from kvbm_console.simulator.embedded import Rig, build, default_engine_config, default_leader_config, parse_workload
 from kvbm_console.simulator.link import Fault
-from kvbm_console.simulator.workloads import Workload
+from kvbm_console.simulator.port import StimulusPort
+from kvbm_console.simulator.scheduler import Scheduler
+from kvbm_console.simulator.work import Plan, Work
+from kvbm_console.simulator.workloads import Request, Workload
 
 TIGHT = "multiturn:sessions=10,turns=3,think=0.1,ramp=0.02,user=120,output=40,requests=40"
 """More than its pools of ``TIGHT_BLOCKS`` can hold: every kind of pressure within a second or two of virtual time."""
@@ -120,6 +124,35 @@ def test_slicing_a_run_changes_nothing(cuts: list[int]) -> None:
         rig.run(at_ns, wall_budget_ns=1)
     rig.run_to_end()
     assert whole.encoded() == sliced.encoded()
+
+
+def test_an_iteration_that_the_leader_refuses_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    announce = Scheduler.announce
+
+    def announced(self: Scheduler, plan: Plan, iteration: int) -> None:
+        announce(self, plan, iteration + (iteration == 40))
+
+    monkeypatch.setattr(Scheduler, "announce", announced)
+    with pytest.raises(InternalError, match="the leader refused a call of the engine") as raised:
+        tight(check=False).run_to_end()
+    assert "iteration 41 (count" in str(raised.value)
+
+
+@pytest.mark.parametrize("call", [
+    lambda port, work: port.looked_up("nobody", 0),
+    lambda port, work: port.admitted(work, 0, 0),
+    lambda port, work: port.appended(work, [1]),
+    lambda port, work: port.cloned(work, [work], []),
+    lambda port, work: port.filled(1, [work], [1], [1], [7]),
+    lambda port, work: port.preempted(work),
+    lambda port, work: port.finished("nobody", [], FinishReason.LENGTH),
+])
+def test_no_refused_call_of_the_engine_goes_unnoticed(call: Callable[[StimulusPort, Work], object]) -> None:
+    rig = tight(check=False)
+    work = Work(Request("nobody", 0, (7,), (), 20, 4))
+    with pytest.raises(InternalError, match="the leader refused a call of the engine"):
+        call(StimulusPort(rig.dispatcher.port(1)), work)
+    assert rig.leader.state.totals.rejected == 1
 
 
 def test_without_lower_tiers_nothing_is_moved() -> None:

@@ -159,7 +159,9 @@ class Endpoint:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             self._unlock()  # the socket is the other daemon's: it stays
-            raise UsageError(f"a daemon is listening on unix:{path} already; attach to it, or use --listen") from None
+            raise UsageError(
+                f"a daemon is listening on unix:{path} already; attach to it, end it, or run serve --listen ADDRESS"
+            ) from None
         try:
             if not stat.S_ISSOCK(path.lstat().st_mode):
                 self._unlock()

@@ -33,7 +33,7 @@ from kvbm_console.stream.verbs import (
 )
 
 from .desk import BREAKS, Desk
-from .model.breaks import NEXT, complete_breakpoint, parse_breakpoint
+from .model.breaks import NEXT, NO_REQUESTS, complete_breakpoint, parse_breakpoint
 from .model.filters import FilterError
 from .model.lints import slot_level
 from .model.numbers import S, count, plural
@@ -203,6 +203,8 @@ def verdict(desk: Desk, spec: BreakpointSpec) -> str:
     state = desk.mirror.state
     if desk.recording or state is None:
         return f"ok, {spec.describe()}"
+    if state.streams_only:
+        raise ValueError(NO_REQUESTS)
     named = compile_pattern(translate(spec.request)).match
     if spec.condition:
         holds = compile_condition(spec.condition)

@@ -211,7 +211,7 @@ def _describe(event: ev.AnyEvent, state: CacheState | None) -> str:
                 return f"source {event.source} ended"
             return f"source {event.source} {'restarted' if event.restarted else f'lost {event.first} to {event.last}'}"
         case ev.Noted():
-            return f"{event.note.label}: {event.detail}"
+            return f"{event.note.label}: {event.detail}" if event.detail else event.note.label
         case ev.BlocksQuarantined():
             return f"{_tier(state, event.pool)} {_ids(event.ids)} under op {event.operation}"
         case ev.BreakpointStopped():

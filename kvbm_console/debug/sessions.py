@@ -139,9 +139,7 @@ class Sessions:
             if len(self._state.breakpoints) >= BREAKPOINTS_MAX:
                 raise Refused(f"there are {BREAKPOINTS_MAX} breakpoints already, which is the most")
         others = [known for known in self._specs(session.owner) if known.id != spec.id or not spec.id]
-        verdict = self._replace(session, session.owner, [*others, spec])[-1]
-        missing = self._missing(spec)
-        return verdict if not missing or not verdict.verified else BreakpointVerdict(verdict.id, False, missing)
+        return self._judged(spec, self._replace(session, session.owner, [*others, spec])[-1])
 
     def _make_room(self, owner: str, count: int) -> None:
         """Remove breakpoints of sessions that ended, those that ended first, while ``count`` more have no room.
@@ -167,10 +165,18 @@ class Sessions:
         """All breakpoints of this session are now these; saying it twice changes nothing."""
         self._require_armed()
         self._make_room(session.owner, len(specs) - len(self._specs(session.owner)))
-        return self._replace(session, session.owner, specs)
+        verdicts = self._replace(session, session.owner, specs)
+        return tuple(self._judged(spec, verdict) for spec, verdict in zip(specs, verdicts, strict=True))
+
+    def _judged(self, spec: BreakpointSpec, verdict: BreakpointVerdict) -> BreakpointVerdict:
+        """The verdict of the leader, and then of the attached engines."""
+        missing = self._missing(spec) if verdict.verified else ""
+        return BreakpointVerdict(verdict.id, False, missing) if missing else verdict
 
     def _missing(self, spec: BreakpointSpec) -> str:
         """Why this breakpoint cannot work with the attached engines, as a sentence; empty when it can."""
+        if self._state.streams_only:
+            return "only event streams report here and they name no request; a tap in an engine lets it take effect"
         engines = self._dispatcher.engines.values()
         if not engines:
             return ""

@@ -60,7 +60,7 @@ def measure_texts(values: Mapping[str, int]) -> list[tuple[str, str]]:
     if hits is not None:
         found, asked, span = hits
         during = "since the engine began" if span is None else f"last {max(1, round(span / 1e9))} s"
-        texts.append(("hits", f"hit rate {100 * found / asked:.1f} % of {asked:,} prompt tokens, {during}"))
+        texts.append(("hits", f"hit rate {_percent(found, asked)} of {asked:,} prompt tokens, {during}"))
     below, looked_up = values.get("below_hit_tokens"), values.get("below_query_tokens")
     if below is not None and (below or looked_up):
         whole = f" of {looked_up:,}" if looked_up else ""
@@ -70,10 +70,15 @@ def measure_texts(values: Mapping[str, int]) -> list[tuple[str, str]]:
     if "host_capacity_blocks" in values:
         texts.append(("host", f"host {values['host_capacity_blocks']:,} blocks"))
     if "used_ppm" in values:
-        texts.append(("used", f"in use {values['used_ppm'] / 1e4:.1f} %"))
+        texts.append(("used", f"in use {_percent(values['used_ppm'], 1_000_000)}"))
     texts += [(name, f"{values[name]:,} {name}") for name in ("running", "waiting") if name in values]
     if "preemptions" in values:
         texts.append(("preemptions", f"{values['preemptions']:,} preempted"))
     if "first_token_ns" in values:
         texts.append(("first token", f"first token after {values['first_token_ns'] / 1e6:,.0f} ms"))
     return texts
+
+
+def _percent(part: int, whole: int) -> str:
+    """Rounded down, as every share of the console: only a full value reads 100.0 %."""
+    return f"{1_000 * part // whole / 10:.1f} %"

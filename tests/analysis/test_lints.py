@@ -300,6 +300,18 @@ def followed(size: int | None) -> Evidence:
     return tale.evidence()
 
 
+def stored_again(of_100: int = 26, *, within_ns: int = 50 * S, stored: int = 100) -> Evidence:
+    """A followed engine that stores blocks of which this many were evicted lately, and as many long ago."""
+    tale = Tale()
+    pool = len(tale.state.pools)
+    tale.tell(ev.PoolKnown, pool, 9, 0, 0, Tier.G1, "GPU", None, 16, Authority.STREAM)
+    tale.tell(
+        ev.BlocksSeen, pool, pack_hashes(range(1, stored + 1)), b"", False, b"", b"", b"", b"", (),
+        (within_ns, 1_000 * S), (128, 4_096), (of_100, 50),
+    )
+    return tale.evidence()
+
+
 BROUGHT_ABOUT: dict[str, Callable[[], Evidence]] = {
     "stuck": lambda: recorded("stuck-slot"), "polled": lambda: recorded("stuck-slot"),
     "silent": lambda: recorded("stuck-slot"), "pin_leak": leaking, "held": held,
@@ -314,7 +326,7 @@ BROUGHT_ABOUT: dict[str, Callable[[], Evidence]] = {
     "audit": differed,
     "verdict": noted(Note.VERDICT), "late_reports": late, "reports_lost": reports_lost,
     "unfinished": unfinished, "deadlock": deadlocked, "engine_ended": engine_ended,
-    "publisher_queue": lambda: followed(100), "dropped_with_room": dropped,
+    "publisher_queue": lambda: followed(100), "dropped_with_room": dropped, "stored_again": stored_again,
 }
 
 
@@ -335,6 +347,14 @@ def test_a_publishers_queue_is_a_caution_where_it_is_small_and_a_note_where_nobo
     assert [one.level for one in told] == ([] if level is None else [level])
     assert diagnose(followed(size)).ok == (level is not Level.CAUTION)
     assert "max_queue_size of kv_events_config to its default of 100,000" in LINTS["publisher_queue"].do
+
+
+def test_an_engine_that_stores_again_what_it_just_evicted_is_told_with_the_share() -> None:
+    (told,) = found(stored_again(40), "stored_again")
+    assert (told.who, told.what, told.count, told.until_ns) == ("engine 9", "G1 stored again 40 %", 40, None)
+    assert told.because.startswith("40 of 100 blocks had just been evicted")
+    silent = (stored_again(25), stored_again(99, within_ns=100 * S), stored_again(60, stored=99))
+    assert not any(found(one, "stored_again") for one in silent)
 
 
 def test_an_engine_has_ended_until_it_is_back() -> None:

@@ -5,12 +5,15 @@ from functools import partial
 import pytest
 
 from kvbm_console.core import stimuli as st
-from kvbm_console.core.ids import Authority, Tier
+from kvbm_console.core.config import BreakpointSpec
+from kvbm_console.core.ids import Authority, Measure, SlotState, Tier
 from kvbm_console.core.state import CacheState
+from kvbm_console.debug.leases import Leases
+from kvbm_console.debug.sessions import Sessions
 from kvbm_console.engines.kv_events.stream import EventStream
 from kvbm_console.stream.feed import EventsArrived, SnapshotTaken
 from tests.engines.payloads import batch, cleared, removed, stored
-from tests.engines.test_stream import House
+from tests.engines.test_stream import SOURCE, House
 from tests.tui.desks import desk_of, everything
 from tests.tui.script import Script, connected
 from tui.desk import BREAKS, MISSES, RECORD, SLOT, SLOTS, TIERS, TIMELINE, TRANSFERS, WHY, Desk
@@ -187,6 +190,60 @@ def test_breakpoints_say_that_a_stream_cannot_be_held(house: House, size: tuple[
     words = " ".join(everything(one, *size).split())
     assert "A stream names no request, so nothing can be held. With the tap in the engine, breakpoints" in words
     assert "EXAMPLES" not in words
+
+
+def test_a_share_of_the_engines_own_metrics_is_the_same_in_every_view(house: House) -> None:
+    numbers = {Measure.QUERY_TOKENS: 100_000, Measure.HIT_TOKENS: 55_790, Measure.USED_PPM: 999_990}
+    house.dispatcher.submit_from(SOURCE, None, st.MeasuresReported, tuple(numbers), tuple(numbers.values()))
+    one = desk(house)
+    for view, hits, used in ((TIERS, "hit rate 55.7 %", "in use 99.9 %"), (SLOTS, "55.7 %", "99.9 %"),
+                             (TIMELINE, "HIT RATE   55.7 %", "IN USE   99.9 %")):
+        one.go(view)
+        text = everything(one, 120, 40)
+        assert hits in text
+        assert used in text
+
+
+def test_a_breakpoint_that_no_stream_can_meet_is_told_so_by_the_daemon(house: House) -> None:
+    dispatcher = house.dispatcher
+    leases = Leases(
+        house.clock, granted=lambda owner, back: dispatcher.submit(st.LeaseGranted, owner, back),
+        lost=lambda owner: dispatcher.submit(st.LeaseLost, owner))
+    sessions = Sessions(dispatcher, leases)
+    me = sessions.open("me", lease=False)
+    spec = BreakpointSpec(to_state=SlotState.ONBOARDING)
+    alone = sessions.set(me, spec)
+    assert (alone.verified, alone.message) == (
+        False, "only event streams report here and they name no request; a tap in an engine lets it take effect")
+    (again,) = sessions.replace(me, [spec])
+    assert (again.verified, again.message) == (alone.verified, alone.message)
+    dispatcher.submit_from(7, 0, st.PoolDeclared, 0, 0, Tier.G1, "GPU", 64, 16, Authority.OBSERVED)
+    assert sessions.set(me, spec).verified
+
+
+@pytest.mark.parametrize("size", [(80, 24), (200, 60)])
+def test_the_console_refuses_a_breakpoint_that_no_stream_can_meet(house: House, size: tuple[int, int]) -> None:
+    one = desk(house)
+    press(one, "b")
+    assert "A stream names no request, so nothing can be held." in everything(one, *size)
+    press(one, "enter")
+    assert one.prompt is not None
+
+
+@pytest.mark.parametrize("size", [(80, 24), (120, 40), (200, 60)])
+def test_blocks_that_are_stored_again_and_again_need_somebody(size: tuple[int, int]) -> None:
+    house = House(snapshots=False)
+    for first in range(0, 400, 100):
+        keys = range(first + 1, first + 101)
+        for _ in range(2):
+            house.send(stored(*keys))
+            house.send(*(removed(key) for key in keys))
+    one = desk(house)
+    overview = everything(one, *size)
+    assert "NEEDS YOU   1 caution" in overview
+    assert "engine 1  G1 stored again 50 %" in overview
+    one.go(TIERS)
+    assert "stored again 50 %" in everything(one, *size), "the figure of the screen"
 
 
 def test_shares_of_blocks_that_are_stored_again_are_not_cut_at_80_columns() -> None:

@@ -6,7 +6,8 @@ from collections import deque
 
 import pytest
 
-from kvbm_console.core.events import CandidatePlanned, SlotMoved
+from kvbm_console.core.events import CandidatePlanned, Noted, SlotMoved
+from kvbm_console.core.ids import Note
 from kvbm_console.core.state import CacheState
 from kvbm_console.stream.feed import EventsArrived, SnapshotTaken
 from tests.tui.desks import desk_of, screen
@@ -45,6 +46,14 @@ def test_equal_rows_fold_while_nobody_could_read_them_and_every_event_is_counted
     assert seqs[-1] == script.state.seq - 1
     press(desk, "k")  # whoever stops it reads single events
     assert not any("+2  " in row for row in screen(desk, width, 30))
+
+
+def test_a_note_without_a_detail_ends_with_its_name() -> None:
+    script = Script()
+    script.emit(Noted, Note.SHUTTING_DOWN, "")
+    desk = desk_of(items=[connected(), SnapshotTaken(CacheState()), EventsArrived(script.events)])
+    desk.current = LOG
+    assert any(row.endswith("shutting_down") for row in screen(desk, 80, 24))
 
 
 def test_a_quiet_log_does_not_fold() -> None:

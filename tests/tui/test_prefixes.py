@@ -21,7 +21,7 @@ from kvbm_console.core.state import CacheState
 from kvbm_console.recording.reader import Recording
 from kvbm_console.stream.feed import EventsArrived, SnapshotTaken
 from tests.tui.desks import FakeActions, desk_of, everything
-from tests.tui.script import connected
+from tests.tui.script import Script, connected
 from tui.desk import PREFIXES, Desk
 from tui.draw.flame import BLOCKS, CACHED, GONE, REQUESTS, Box, Layout, figures, lay_out
 from tui.keys import press
@@ -85,6 +85,16 @@ def test_one_long_prompt_does_not_decide_the_scale() -> None:
     assert layout.scale == 1
     assert [(box.folded, box.blocks) for box in layout.boxes] == [(True, 4)]
     assert (layout.deepest, layout.deeper) == (400, 1)
+
+
+@pytest.mark.parametrize(("long", "told"), [(1, "1 request goes deeper"), (2, "2 requests go deeper")])
+def test_prompts_that_reach_below_the_picture_are_counted(long: int, told: str) -> None:
+    script = Script()
+    for number in range(60):
+        script.open(f"r{number}", 400 if number < long else 4)
+    one = desk_of(script)
+    press(one, "p")
+    assert f"{told} " in everything(one, 120, 40).replace("\n", " \n")
 
 
 # --- the figures of a box, recounted ---------------------------------------------------------------------------------

@@ -34,6 +34,7 @@ _ACTIONS: Final = {
     "log": BreakpointAction.LOG, "snapshot": BreakpointAction.SNAPSHOT, "freeze": BreakpointAction.FREEZE,
 }
 _FLAGS: Final = ("once", "persist", *_ACTIONS)
+NO_REQUESTS: Final = "A stream names no request, so nothing can be held."
 _TOKEN: Final = re.compile(r'"(?:[^"\\]|\\.)*"|\S+')
 _PLAIN: Final = BreakpointSpec()
 NEXT: Final = {

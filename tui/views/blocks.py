@@ -50,7 +50,7 @@ def queue_section(desk: Desk, state: CacheState, width: int) -> list[Line]:
         row = Row().put(" ").put(cut(engine_name(desk, source), 20), "strong")
         texts = (
             *(count(values.get(name)) for name in ("running", "waiting", "preemptions")),
-            UNKNOWN if "used_ppm" not in values else f"{values['used_ppm'] / 1e4:.1f} %",
+            UNKNOWN if "used_ppm" not in values else f"{tenth(values['used_ppm'], 1_000_000)} %",
             UNKNOWN if hits is None else f"{tenth(hits[0], hits[1])} %",
             UNKNOWN if first is None else spoken(first),
         )
@@ -72,7 +72,7 @@ def history_section(desk: Desk, state: CacheState, width: int, height: int) -> l
         lines.append(Row().put(" ").put(cut(engine_name(desk, source), width - 2), "title").line("", width))
         hits = hit_share(values)
         rate = UNKNOWN if hits is None else f"{tenth(hits[0], hits[1])} %"
-        used = UNKNOWN if "used_ppm" not in values else f"{values['used_ppm'] / 1e4:.1f} %"
+        used = UNKNOWN if "used_ppm" not in values else f"{tenth(values['used_ppm'], 1_000_000)} %"
         rows = 5 if height >= 30 else 3
         charts = []
         for title, value, measure in (("HIT RATE", rate, Measure.HIT_TOKENS), ("IN USE", used, Measure.USED_PPM)):

@@ -22,7 +22,7 @@ from ..draw import bars, table, words
 from ..draw.frame import Hint
 from ..draw.spans import BLANK, Line, Row, Span, beside
 from ..draw.table import MOVES, Column, Table, as_table, fields_of, moved
-from ..model.breaks import spell
+from ..model.breaks import NO_REQUESTS, spell
 from ..model.events import describe, entry_name
 from ..model.numbers import S, count, cut, duration, plain, plural, wrap
 from ..model.slots import SlotRow
@@ -47,9 +47,7 @@ EXAMPLES = (
     ("to decoding when cached.g2 > 0 and tokens.prompt > 4000", "long prompts that host memory helped"),
 )
 """Texts to type behind ``b``; a test parses each."""
-NO_REQUESTS: Final = (
-    "A stream names no request, so nothing can be held. With the tap in the engine, breakpoints take effect."
-)
+WITH_TAP = "With the tap in the engine, breakpoints take effect."
 _DEFAULTS = LeaderConfig()
 """The budget's numbers; a leader may be configured otherwise, so the share is told as a default."""
 
@@ -183,7 +181,7 @@ class Breaks(View):
     def _breakpoints(self, desk: Desk, state: CacheState, width: int) -> list[Line]:
         note = []
         if state.streams_only:
-            note = [Row().put(f" {part}", "caution").line() for part in wrap(NO_REQUESTS, width - 3)]
+            note = [Row().put(f" {part}", "caution").line() for part in wrap(f"{NO_REQUESTS} {WITH_TAP}", width - 3)]
         if not state.breakpoints:
             text = " b sets a breakpoint on the selected slot, or on every slot that enters a state."
             return note or [Row().put(text if desk.may_control else " No breakpoint is set.", "muted").line()]

@@ -139,7 +139,7 @@ class FinishedList(View):
     """The view behind ``d``."""
 
     schema = SCHEMA
-    needs_requests = "Finished requests are requests."
+    needs_requests = "This list has the requests that ended last."
     words = (
         ("TOOK", "from the arrival to the end"), ("TTFT", "from the arrival to the first token"),
         ("HIT", "blocks of the prompt that were found, at the last admission"),

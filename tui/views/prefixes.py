@@ -413,7 +413,8 @@ def _missing(desk: Desk, layout: Layout, by: str, width: int) -> Line:
     row = Row().put(f" {count(layout.drawn_blocks)} blocks drawn", "muted")
     forest, coverage = desk.mirror.prefixes, desk.mirror.coverage
     unused = "of prompts that no tier has" if by == CACHED else f"unused in {_window(desk)}"
-    deeper = f"{count(layout.deeper)} {'requests' if forest.root.uses else 'blocks'} go deeper"
+    deeper = plural(layout.deeper, "request" if forest.root.uses else "block")
+    deeper += " goes deeper" if layout.deeper == 1 else " go deeper"
     told = [
         (layout.folded_blocks, f"{count(layout.folded_blocks)} folded", "muted"),
         (layout.unused_blocks, f"{count(layout.unused_blocks)} {unused}", "muted"),

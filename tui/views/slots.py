@@ -113,7 +113,7 @@ class Slots(View):
     """View 2."""
 
     schema = SCHEMA
-    needs_requests = "Slots are requests."
+    needs_requests = "A slot is a request in the engine."
     words = (
         ("slot", "the record of a request, from its arrival until its last copy has ended"),
         ("PROMPT", "its prompt: blocks found in G1, G2, G3, then computed, then still to do"),

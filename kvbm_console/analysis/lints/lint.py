@@ -6,6 +6,7 @@ the class registers it in ``LINTS``, from which ``doctor``, the console and the 
 Law of this file: a finding names its evidence by number, and a lint keeps a bounded number of findings that are over.
 """
 
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from enum import IntEnum
 from typing import Any, ClassVar, Final, Literal
@@ -23,6 +24,8 @@ EVIDENCE_MAX: Final = 8
 """Event numbers per finding; ``count`` is the number of all occurrences."""
 PAST_MAX: Final = 200
 """Past findings kept per lint: more than a person reads."""
+MINUTE_NS: Final = 60 * SECOND_NS
+"""A problem that was seen in the last minute goes on."""
 OVER_SHOWN_NS: Final = 60 * SECOND_NS
 """A finding that is over is shown this long; the log keeps it."""
 
@@ -180,6 +183,56 @@ def current(findings: Iterable[Finding], now_ns: int) -> Iterator[Finding]:
         shown_ns = 0 if lint.ends else OVER_SHOWN_NS
         if finding.level is not Level.NOTE and not (over and now_ns - (finding.until_ns or 0) > shown_ns):
             yield finding
+
+
+class MinuteShare:
+    """A part of a whole in the last minute, by the second.
+
+    >>> share = MinuteShare()
+    >>> share.add(0, 100, 0); share.add(1, 0, 30); share.add(61 * SECOND_NS, 50, 1)
+    >>> (share.part, share.whole, share.percent), share.above(1, of=50), share.above(2, of=50)
+    ((1, 50, 2), True, False)
+    """
+
+    __slots__ = ("_seconds", "part", "whole")
+
+    def __init__(self) -> None:
+        self._seconds: deque[list[int]] = deque()
+        """(first time, whole, part) of each second in which something was counted; at most 61."""
+        self.whole = 0
+        self.part = 0
+
+    def add(self, at_ns: int, whole: int, part: int) -> None:
+        """Count at this time, and forget the seconds that are older than a minute."""
+        self.whole += whole
+        self.part += part
+        if self._seconds and at_ns - self._seconds[-1][0] < SECOND_NS:
+            self._seconds[-1][1] += whole
+            self._seconds[-1][2] += part
+        else:
+            self._seconds.append([at_ns, whole, part])
+        while self._seconds[0][0] <= at_ns - MINUTE_NS:
+            _, gone, of_part = self._seconds.popleft()
+            self.whole -= gone
+            self.part -= of_part
+
+    @property
+    def since_ns(self) -> int:
+        """The time of the first count that is not forgotten."""
+        return self._seconds[0][0]
+
+    @property
+    def percent(self) -> int:
+        """The share, rounded down; ``whole`` must not be 0."""
+        return 100 * self.part // self.whole
+
+    def above(self, percent: int, *, of: int) -> bool:
+        """True if the whole is ``of`` or more, and the part more than this share of it."""
+        return self.whole >= of and 100 * self.part > percent * self.whole
+
+    def fresh(self, at_ns: int) -> bool:
+        """True if something was counted in the last minute."""
+        return at_ns - self._seconds[-1][0] < MINUTE_NS
 
 
 class Histogram:

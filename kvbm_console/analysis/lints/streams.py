@@ -4,15 +4,23 @@ Law of this file: an engine is judged only by the reports that arrived.
 """
 
 from collections.abc import Iterator
+from typing import Final
 
 import msgspec
 
-from kvbm_console.analysis.lints.lint import EVIDENCE_MAX, Finding, Level, Lint, plural
+from kvbm_console.analysis.lints.lint import EVIDENCE_MAX, Finding, Level, Lint, MinuteShare, plural
 from kvbm_console.core import events as ev
-from kvbm_console.core.ids import Authority, FinishReason, Note, SlotState
+from kvbm_console.core.columns import HASH_BYTES
+from kvbm_console.core.config import SECOND_NS
+from kvbm_console.core.ids import Authority, FinishReason, Note, SlotState, Tier
 from kvbm_console.core.state import CacheState
 from kvbm_console.core.tiers import GONE
 from kvbm_console.stream.publishers import queue_is_safe, queue_of
+
+AGAIN_PERCENT: Final = 25
+AGAIN_BLOCKS: Final = 100
+AGAIN_NS: Final = 50 * SECOND_NS
+"""One of ``AGE_BOUNDS_NS``, by which a stream's reports class the ages of evictions."""
 
 
 def _blocks(source: int, state: CacheState) -> int:
@@ -96,6 +104,68 @@ class ReportsLost(Lint):
                 f"before what is known here; its {_blocks(source, state):,} blocks may be wrong",
                 seq=max(0, state.seq - 1), count=losses, weight=losses,
             )
+
+
+class StoredAgain(Lint):
+    """Blocks that an engine stores again soon after their eviction: it computes what it had a moment ago.
+
+    Hits on resident blocks are silent in a stream, so the thrash of a followed engine shows in its stores alone.
+    """
+
+    name = "stored_again"
+    threshold = (
+        f"of {AGAIN_BLOCKS} or more blocks that a tier of a followed engine stored in 60 s, more than "
+        f"{AGAIN_PERCENT} % had been evicted there less than {AGAIN_NS // SECOND_NS} s before"
+    )
+    bad = "prompts are computed anew although their blocks were there a moment ago"
+    do = (
+        "the tier is too small for this reuse; view 6 tells how many of these blocks a larger one would have kept. "
+        "Give the engine more blocks, or a tier below"
+    )
+    ends = True
+    view = "tiers"
+    of_engine = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._windows: dict[int, dict[Tier, MinuteShare]] = {}
+        """By source and tier."""
+        self._worst: dict[int, Finding] = {}
+        self.after = {ev.BlocksSeen: self._seen}
+
+    def _seen(self, e: ev.BlocksSeen, state: CacheState) -> None:
+        info = state.pools[e.pool].info
+        if not e.stored or info.authority is not Authority.STREAM:
+            return
+        window = self._windows.setdefault(info.source, {}).setdefault(info.tier, MinuteShare())
+        soon = zip(e.again_within_ns, e.again_blocks, strict=True)
+        again = sum(blocks for within_ns, blocks in soon if within_ns <= AGAIN_NS)
+        window.add(e.at_ns, len(e.stored) // HASH_BYTES, again)
+        if again and window.above(AGAIN_PERCENT, of=AGAIN_BLOCKS):
+            worst = self._worst.get(info.source)
+            if worst is None or window.percent > worst.weight:
+                self._worst[info.source] = self._finding(info.source, info.tier, window, e.seq, e.at_ns)
+
+    def _finding(self, source: int, tier: Tier, window: MinuteShare, seq: int, until_ns: int | None) -> Finding:
+        return self.finding(
+            f"engine {source}", f"{tier.name} stored again {window.percent} %",
+            f"{window.part:,} of {window.whole:,} blocks had just been evicted; too small for this reuse",
+            seq=seq, since_ns=window.since_ns, until_ns=until_ns, count=window.part, weight=window.percent,
+        )
+
+    def findings(self, state: CacheState | None, at_ns: int) -> Iterator[Finding]:
+        """A finding per engine: the last minute of its worst tier while that lasts, and its worst minute afterwards."""
+        for source, worst in sorted(self._worst.items()):
+            lasting = [
+                (window.percent, tier) for tier, window in self._windows[source].items()
+                if state is not None and not state.has_ended(source)
+                and window.fresh(at_ns) and window.above(AGAIN_PERCENT, of=AGAIN_BLOCKS)
+            ]
+            if not lasting:
+                yield worst
+                continue
+            _, tier = max(lasting)
+            yield self._finding(source, tier, self._windows[source][tier], worst.seq, None)
 
 
 class EngineEnded(Lint):

@@ -3,13 +3,12 @@
 Law of this file: a tier is judged by its own counts of places, never by arithmetic on other counters.
 """
 
-from collections import deque
 from collections.abc import Iterator
 from typing import Final
 
 import msgspec
 
-from kvbm_console.analysis.lints.lint import EVIDENCE_MAX, Finding, Lint, plural, spoken
+from kvbm_console.analysis.lints.lint import EVIDENCE_MAX, MINUTE_NS, Finding, Lint, MinuteShare, plural, spoken
 from kvbm_console.analysis.waits import available, below
 from kvbm_console.core import events as ev
 from kvbm_console.core.columns import ID_BYTES, unpack_hashes
@@ -22,8 +21,6 @@ from kvbm_console.stream.feed import GapSeen
 FULL_LEAST_NS: Final = 2 * SECOND_NS
 THRASH_PERCENT: Final = 10
 THRASH_BLOCKS: Final = 100
-THRASH_WINDOW_NS: Final = 60 * SECOND_NS
-"""A problem that was seen in the last minute goes on."""
 DROPPED_BLOCKS: Final = 100
 DROPPED_PERCENT: Final = 5
 RULES: Final = (SkipReason.BELOW_FREQUENCY, SkipReason.OPERATOR)
@@ -87,29 +84,6 @@ class Full(Lint):
                 yield self._finding(state.pools[index], since, at_ns, None)
 
 
-class _Window(msgspec.Struct):
-    """The last minute of a tier, as moments of (at_ns, blocks evicted, blocks that came back too soon)."""
-
-    moments: deque[tuple[int, int, int]]
-    evicted: int = 0
-    returned: int = 0
-
-    def add(self, at_ns: int, evicted: int, returned: int) -> None:
-        """Count a moment, and forget the moments that are older than a minute."""
-        self.moments.append((at_ns, evicted, returned))
-        self.evicted += evicted
-        self.returned += returned
-        while self.moments[0][0] <= at_ns - THRASH_WINDOW_NS:
-            _, gone, back = self.moments.popleft()
-            self.evicted -= gone
-            self.returned -= back
-
-    @property
-    def thrashes(self) -> bool:
-        """True if the share that came back is above the limit, of enough evicted blocks."""
-        return self.evicted >= THRASH_BLOCKS and 100 * self.returned > THRASH_PERCENT * self.evicted
-
-
 class Thrashing(Lint):
     """Blocks that come back right after they were evicted."""
 
@@ -125,7 +99,7 @@ class Thrashing(Lint):
 
     def __init__(self) -> None:
         super().__init__()
-        self._windows: dict[Tier, _Window] = {}
+        self._windows: dict[Tier, MinuteShare] = {}
         self._worst: dict[Tier, Finding] = {}
         self.after = {ev.BlocksEvicted: self._evicted, ev.CandidatePromoted: self._promoted}
 
@@ -139,28 +113,27 @@ class Thrashing(Lint):
                 window.add(e.at_ns, 0, blocks)
                 self._judge(tier, window, e)
 
-    def _of(self, tier: Tier) -> _Window:
-        return self._windows.setdefault(tier, _Window(deque()))
+    def _of(self, tier: Tier) -> MinuteShare:
+        return self._windows.setdefault(tier, MinuteShare())
 
-    def _judge(self, tier: Tier, window: _Window, e: ev.Event) -> None:
-        if window.thrashes:
+    def _judge(self, tier: Tier, window: MinuteShare, e: ev.Event) -> None:
+        if window.above(THRASH_PERCENT, of=THRASH_BLOCKS):
             finding, worst = self._finding(tier, window, e.seq, e.at_ns), self._worst.get(tier)
             if worst is None or finding.weight > worst.weight:
                 self._worst[tier] = finding
 
-    def _finding(self, tier: Tier, window: _Window, seq: int, until_ns: int | None) -> Finding:
-        percent = 100 * window.returned // window.evicted
+    def _finding(self, tier: Tier, window: MinuteShare, seq: int, until_ns: int | None) -> Finding:
         return self.finding(
-            tier.name, f"thrash {percent} %",
-            f"{window.returned:,} of {window.evicted:,} evicted blocks came back; too small for this reuse",
-            seq=seq, since_ns=window.moments[0][0], until_ns=until_ns, count=window.returned, weight=percent,
+            tier.name, f"thrash {window.percent} %",
+            f"{window.part:,} of {window.whole:,} evicted blocks came back; too small for this reuse",
+            seq=seq, since_ns=window.since_ns, until_ns=until_ns, count=window.part, weight=window.percent,
         )
 
     def findings(self, state: CacheState | None, at_ns: int) -> Iterator[Finding]:
         """A finding per tier: its last minute while the tier thrashes, and its worst minute afterwards."""
         for tier, worst in sorted(self._worst.items()):
             window = self._windows[tier]
-            lasts = state is not None and at_ns - window.moments[-1][0] < THRASH_WINDOW_NS and window.thrashes
+            lasts = state is not None and window.fresh(at_ns) and window.above(THRASH_PERCENT, of=THRASH_BLOCKS)
             yield self._finding(tier, window, worst.seq, None) if lasts else worst
 
 
@@ -254,7 +227,7 @@ class DroppedWithRoom(Lint):
             if evictions.dropped < DROPPED_BLOCKS or 100 * evictions.dropped < DROPPED_PERCENT * evictions.evicted:
                 continue
             pool = None if state is None else state.pools[index]
-            goes_on = state is not None and at_ns - evictions.until_ns < THRASH_WINDOW_NS
+            goes_on = state is not None and at_ns - evictions.until_ns < MINUTE_NS
             yield self.finding(
                 "a tier" if pool is None else pool.info.tier.name, f"{plural(evictions.dropped, 'block')} dropped",
                 f"never copied, with room below; {evictions.dropped:,} of {evictions.evicted:,} evicted",

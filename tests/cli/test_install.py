@@ -46,7 +46,7 @@ MISSING: Final = {
 
 def places() -> list[Path]:
     """Documents and sources in which a person may read an installation command."""
-    documents = [path for path in ROOT.glob("**/*.md") if not {".venv", ".venv-vllm"} & set(path.parts)]
+    documents = [path for path in ROOT.glob("**/*.md") if not path.relative_to(ROOT).parts[0].startswith(".")]
     return [*documents, *(ROOT / "kvbm_console").rglob("*.py"), *(ROOT / "server").rglob("*.py"),
             *(ROOT / "tui").rglob("*.py")]
 

@@ -141,6 +141,7 @@ def test_windows_with_clones_are_what_single_iterations_are(seed: int) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("first", MANY)
 def test_windows_with_clones_are_what_single_iterations_are_on_hundreds_of_machines(first: int) -> None:
     cloned_of = preempted = 0
@@ -152,6 +153,7 @@ def test_windows_with_clones_are_what_single_iterations_are_on_hundreds_of_machi
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("first", MANY)
 def test_windows_are_what_single_iterations_are_on_hundreds_of_machines(first: int) -> None:
     together = preempted = moved = 0

@@ -162,8 +162,14 @@ def test_a_loss_stays_visible() -> None:
 
 
 def test_before_the_first_request_and_before_the_daemon() -> None:
-    desk = desk_of(items=[connected(), SnapshotTaken(CacheState())])
-    assert "No request yet. Connected to chat-prod, run 7, iteration 0." in everything(desk)
+    script = Script()
+    for pool in ((0, 0, 0, 0, Tier.G2, "CPU_PINNED", 128, 16, Authority.LEADER),
+                 (1, 1, 0, 0, Tier.G1, "GPU", 64, 16, Authority.OBSERVED)):
+        text = everything(desk_of(script))
+        assert "No engine has connected to chat-prod, run 7 yet." in text
+        assert "No request" not in text
+        script.emit(ev.PoolKnown, *pool)
+    assert "No request yet. Connected to chat-prod, run 7, iteration 0." in everything(desk_of(script))
     desk = desk_of(items=[Disconnected("nobody listens", 1.0)])
     assert "No daemon" in everything(desk)
 

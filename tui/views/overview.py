@@ -253,6 +253,12 @@ def nothing_yet(desk: Desk, state: CacheState) -> list[Line]:
             Row().put(" space", "key").put(" plays, ", "muted").put(".", "key").put(" steps on, ", "muted")
             .put(":seek", "key").put(" goes anywhere.", "muted").line(),
         ]
+    if all(pool.info.tier is not Tier.G1 for pool in state.pools):
+        return [
+            Row().put(f" No engine has connected to {plain(name)} yet.").line(),
+            Row().put(" An engine with the tap in its environment connects: ", "muted")
+            .put("KVBM_TAP=unix:PATH vllm serve MODEL", "key").line(),
+        ]
     return [
         Row().put(f" No request yet. Connected to {plain(name)}, iteration {count(state.iteration)}.").line(),
         Row().put(" Waiting for the first request. To see a working target: ", "muted").put("kvbm-console demo", "key")

@@ -18,6 +18,7 @@ from kvbm_console.stream.broadcast import (
     GAP_NS_BUSY,
     GAP_NS_MAX,
     GAP_NS_MIN,
+    GAP_NS_PER_READER,
     Broadcaster,
 )
 from kvbm_console.stream.ring import Lost, Ring
@@ -184,7 +185,8 @@ def test_one_stimulus_with_more_events_than_a_chunk_is_split_for_the_ring_and_wh
 @pytest.mark.asyncio
 @pytest.mark.parametrize(
     ("count", "took_ns", "gap_ns"),
-    [(3, 0, GAP_NS_MIN), (1, 2 * MS, 8 * MS), (2, 2 * MS, 16 * MS), (3, 2 * MS, GAP_NS_MAX), (1, 50 * MS, GAP_NS_MAX)],
+    [(3, 0, GAP_NS_MIN), (1, 2 * MS, 8 * MS), (2, 2 * MS, 16 * MS), (3, 2 * MS, GAP_NS_MAX), (1, 50 * MS, GAP_NS_MAX),
+     (10, 2 * MS, 10 * GAP_NS_PER_READER)],
 )
 async def test_the_gap_follows_what_the_fan_out_costs_and_to_how_many(count: int, took_ns: int, gap_ns: int) -> None:
     bench = Bench()
@@ -222,6 +224,20 @@ async def test_a_reader_that_stops_does_not_hold_the_rule_up() -> None:
     while quick.read() is not None:
         pass
     assert bench.broadcaster.gap_ns == GAP_NS_MIN  # from then on only the quick one counts
+
+
+@pytest.mark.asyncio
+async def test_readers_that_lag_lengthen_the_gap_as_those_that_wait() -> None:
+    bench = Bench()
+    quick, *_ = (bench.broadcaster.subscribe(0) for _ in range(10))
+    waiting = asyncio.create_task(quick.wait())
+    await anyio.wait_all_tasks_blocked()
+    bench.publish()
+    await waiting
+    bench.now += 60 * MS
+    while quick.read() is not None:
+        pass
+    assert bench.broadcaster.gap_ns == 10 * GAP_NS_PER_READER
 
 
 @pytest.mark.asyncio

@@ -6,16 +6,17 @@ others. A daemon that does not answer keeps its row and says for how long.
 Law of this file: every daemon that was named has a row, whatever it answered.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 import msgspec
 
-from kvbm_console.analysis.digest import Digest, MissedFrom, total
+from kvbm_console.analysis.digest import Counts, Digest, MissedFrom, total
 
 WORDS: Final = ("fault", "gone", "held", "caution", "fine")
 """How a daemon stands, the worst first."""
 GONE: Final = "gone"
+OTHER_VERSION: Final = "it tells a summary of another version"
 FINE: Final = "fine"
 SHOWN_CHARS: Final = 240
 """Characters of a text of a summary; a longer text is cut."""
@@ -55,6 +56,13 @@ class DaemonSummary(msgspec.Struct):
     recorder: str | None = None
     problems: list[Problem] = []
     """The worst first."""
+    digest: Counts = msgspec.field(default_factory=Digest)
+    """A ``Digest``, of which a reader decodes the counts. ``DaemonRow.digest`` has the rest."""
+
+
+class Digested(msgspec.Struct):
+    """The digest alone of an encoded ``DaemonSummary``."""
+
     digest: Digest = msgspec.field(default_factory=Digest)
 
 
@@ -82,6 +90,23 @@ class DaemonRow(msgspec.Struct):
     """The machine of that address, empty if unknown."""
     keyframe: int | None = None
     """The message at the broker with which its last snapshot begins; None if its events are not there."""
+    decode: Callable[[], Digest] = Digest
+    """Decodes the digest of ``summary``."""
+
+    @property
+    def digest(self) -> Digest:
+        """The digest of the last answer, decoded at the first use: most are replaced before a sum needs them.
+
+        One of another version counts as empty, and ``error`` says so.
+        """
+        if self.summary is None:
+            return Digest()
+        if not isinstance(self.summary.digest, Digest):
+            try:
+                self.summary.digest = self.decode()
+            except (msgspec.DecodeError, UnicodeDecodeError):
+                self.summary.digest, self.error = Digest(), OTHER_VERSION
+        return self.summary.digest
 
     @property
     def name(self) -> str:
@@ -102,7 +127,7 @@ class DaemonRow(msgspec.Struct):
 
     def certainly_missed(self, key: int) -> int:
         """Prompt blocks that the daemon certainly missed from this block on."""
-        found = None if self.summary is None else self.summary.digest.missing.of.get(key)
+        found = self.digest.missing.of.get(key)
         return 0 if found is None else found.blocks - found.error
 
     @property
@@ -173,12 +198,12 @@ def by_need(rows: Iterable[DaemonRow]) -> list[DaemonRow]:
 def report_of(rows: Sequence[DaemonRow], summed: FleetReport | None = None) -> FleetReport:
     """The fleet as its rows tell it, with the sum and the ``missing`` of an earlier report if it is given. Without one
     ``missing`` is left to the caller, who can ask where the blocks lie."""
+    if summed is None:
+        summed = FleetReport([], {}, total(row.digest for row in rows if row.summary is not None))
     stands = dict.fromkeys(WORDS, 0)
     for row in rows:
         stands[row.stands] += 1
-    if summed is not None:
-        return FleetReport(by_need(rows), stands, summed.digest, summed.missing, summed.not_captured)
-    return FleetReport(by_need(rows), stands, total(row.summary.digest for row in rows if row.summary is not None))
+    return FleetReport(by_need(rows), stands, summed.digest, summed.missing, summed.not_captured)
 
 
 def not_captured(rows: Sequence[DaemonRow], missing: Sequence[Elsewhere]) -> int:

@@ -1,7 +1,8 @@
 """A fleet as its daemons tell it at a broker.
 
 The last summary of every daemon comes when the view connects, then each new one as it is published. A message is
-decoded when the fleet is looked at, so one that is replaced before costs next to nothing. Ages count from the broker's
+decoded when the fleet is looked at, and its digest when the fleet is summed, so one that is replaced before costs next
+to nothing. Ages count from the broker's
 clock at the beginning and from our own monotonic clock afterwards, so clocks that differ by minutes do no harm.
 
 Law of this file: a daemon that has ever told a summary has a row until it has ended in order.
@@ -12,11 +13,13 @@ import math
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, Final
 
 import msgspec
 
-from kvbm_console.analysis.fleet import DaemonRow, Located
+from kvbm_console.analysis.digest import Digest
+from kvbm_console.analysis.fleet import OTHER_VERSION, DaemonRow, Digested, Located
 from kvbm_console.client.broker import (
     ANSWER_S,
     SUMMARIES,
@@ -186,18 +189,30 @@ class BrokeredFleet(FleetView):
         self._heard_s[name], self._due_s[name] = heard_s, math.inf
         try:
             told = msgspec.msgpack.decode(data, type=PublishedSummary)
+            mine = told.summary.incarnation
+            if before is None or before.incarnation != mine:  # a version lasts as long as its incarnation
+                told.summary.digest = _digest(data)
         except (msgspec.DecodeError, UnicodeDecodeError):
-            row.error = "it publishes a summary of another version"
+            row.error = OTHER_VERSION
             return
         row.summary, row.address, row.host, row.error = told.summary, told.address, told.host, ""
-        row.keyframe = told.keyframe
+        row.keyframe, row.decode = told.keyframe, partial(_digest, data)
         self._due_s[name] = told.every_s
-        mine = told.summary.incarnation
         other, at_s = self._others.get(name, ("", 0.0))
         if before is not None and before.incarnation != mine:
             self._others[name] = before.incarnation, heard_s
         if mine == other and heard_s - at_s < BOTH_S:
             row.error = f"two daemons publish as {name}; give each its own --name"
+
+
+class _Published(msgspec.Struct):
+    """The digest alone of a ``PublishedSummary``."""
+
+    summary: Digested
+
+
+def _digest(data: bytes) -> Digest:
+    return msgspec.msgpack.decode(data, type=_Published).summary.digest
 
 
 class _Heard:

@@ -3,7 +3,7 @@
 Law of this file: it knows every method of the contract and speaks none itself, because questions and streams do.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
@@ -11,7 +11,8 @@ import msgspec
 from google.protobuf.message import Message
 from grpc_health.v1 import health_pb2
 
-from kvbm_console.analysis.fleet import DaemonSummary, Located
+from kvbm_console.analysis.digest import Digest
+from kvbm_console.analysis.fleet import DaemonSummary, Digested, Located
 from kvbm_console.client.access import Access, open_channel
 from kvbm_console.client.control import ControlSession
 from kvbm_console.client.feeder import FeedClient
@@ -116,10 +117,15 @@ class Client:
         document: dict[str, Any] = msgspec.json.decode(reply.status_json)
         return document
 
-    async def summary(self) -> DaemonSummary:
-        """The daemon in a few kilobytes. Raises ``UsageError`` if it is older than protocol 1.9."""
+    async def summary(self) -> tuple[DaemonSummary, Callable[[], Digest]]:
+        """The daemon in a few kilobytes, with what decodes its digest. Raises ``UsageError`` if it is older than
+        protocol 1.9."""
         reply = await self._query(pb.QueryRequest(summary=pb.SummaryQuery()))
-        return msgspec.json.decode(reply.summary_json, type=DaemonSummary)
+        encoded = reply.summary_json
+        return (
+            msgspec.json.decode(encoded, type=DaemonSummary),
+            lambda: msgspec.json.decode(encoded, type=Digested).digest,
+        )
 
     async def find(self, hashes: Sequence[int], request: str = "") -> list[Located]:
         """The daemon's answer for each block and, if it is named, for the request, which stands last."""

@@ -10,8 +10,18 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Final, Self, TypeVar
 
+import msgspec
+
 from kvbm_console.analysis.digest import MissedFrom
-from kvbm_console.analysis.fleet import DaemonRow, Elsewhere, FleetReport, Located, not_captured, report_of
+from kvbm_console.analysis.fleet import (
+    OTHER_VERSION,
+    DaemonRow,
+    Elsewhere,
+    FleetReport,
+    Located,
+    not_captured,
+    report_of,
+)
 from kvbm_console.client.access import Access
 from kvbm_console.client.connection import Client
 from kvbm_console.core.errors import KvbmConsoleError, UsageError
@@ -119,9 +129,9 @@ class Fleet(FleetView):
         return {row.target: found for row, found in zip(self.rows, answers, strict=True) if found is not None}
 
     async def _look(self, row: DaemonRow) -> None:
-        summary = await self._ask(row, Client.summary)
-        if summary is not None:
-            row.summary = summary
+        told = await self._ask(row, Client.summary)
+        if told is not None:
+            row.summary, row.decode = told
 
     async def _ask(self, row: DaemonRow, question: Callable[[Client], Awaitable[T]]) -> T | None:
         """The answer of a daemon; None, with the reason in its row, if there is none."""
@@ -132,6 +142,8 @@ class Fleet(FleetView):
             row.error = f"{row.target} did not answer in {ANSWER_S:.0f} s"
         except UsageError:
             row.error = f"{row.target} is older than protocol 1.9 and tells no summary"
+        except msgspec.DecodeError:
+            row.error = OTHER_VERSION
         except KvbmConsoleError as error:
             row.error = str(error)
         else:

@@ -22,7 +22,8 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as some
 
-from kvbm_console.analysis.fleet import DaemonSummary
+from kvbm_console.analysis.digest import Counts, Digest, total
+from kvbm_console.analysis.fleet import OTHER_VERSION, DaemonSummary, report_of
 from kvbm_console.cli.main import cli
 from kvbm_console.client import broker as brokers
 from kvbm_console.client import brokered
@@ -136,10 +137,37 @@ async def test_a_daemon_that_died_keeps_its_row_and_its_age(
                 rows = {row.target: row for row in (await fleet.look()).rows}
                 assert (rows["dead"].summary, rows["dead"].error) == (dead.summary, "its summary is overdue")
                 assert rows["dead"].silent_s > 0.2
-                assert rows["strange"].error == "it publishes a summary of another version"
+                assert rows["strange"].error == OTHER_VERSION
                 assert rows["one"].stands != "gone"
                 assert rows["one"].silent_s < rows["dead"].silent_s
                 assert (await fleet.find([1])).keys() == {"one"}
+
+
+def test_a_digest_is_decoded_for_a_sum_and_never_breaks_it() -> None:
+    def told(digest: Any, incarnation: str = "x") -> bytes:
+        summary = DaemonSummary("one", "kvbm", incarnation, 7, 1, True, 0, digest=digest)
+        return msgspec.msgpack.encode(PublishedSummary(summary, "unix:/d", "host", 2.0))
+
+    fleet = BrokeredFleet(brokers.broker_address("nats://127.0.0.1", "broker"))
+    whole, broken = Digest(8, [1, 2, 0, 0], finished=3), {"prompt_blocks": 5, "missing": "no table"}
+    whole.missing.add(2**64 - 1, 5, "evicted")
+    whole.latency.add(10**9)
+    for incarnation in ("x", "y"):  # the first of an incarnation is read whole
+        fleet._take("one", told(broken, incarnation), 0.0)
+        fleet._catch_up()
+        (row,) = fleet.rows
+        assert (row.stands, row.error, row.digest) == ("gone", OTHER_VERSION, whole if incarnation == "y" else Digest())
+        for _ in range(2):
+            fleet._take("one", told(whole, incarnation), 0.0)
+        assert row.summary is not None
+        assert type(row.summary.digest) is Counts
+        assert (row.error, row.hit_rate) == ("", 3 / 8)
+        assert report_of(fleet.rows).digest == total([whole])
+        assert row.digest == whole
+    fleet._take("one", told(broken, "y"), 0.0)
+    assert row.hit_rate == 0
+    assert report_of(fleet.rows).stands["gone"] == 1
+    assert (row.error, row.digest) == (OTHER_VERSION, Digest())
 
 
 def test_an_age_counts_from_the_brokers_clock() -> None:

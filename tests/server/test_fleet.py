@@ -88,7 +88,7 @@ async def test_a_sum_may_be_old_and_rows_are_not() -> None:
                 if row.summary is not None:
                     row.summary.seq += 1
                     row.summary.digest.finished += 1
-                    row.summary.digest.missing.add(1, 5, "evicted")
+                    row.digest.missing.add(1, 5, "evicted")
 
         async def find(self, hashes: Sequence[int], request: str = "") -> dict[str, list[Located]]:
             self.finds += 1

@@ -1,8 +1,7 @@
 """A fleet as its daemons tell it at a broker.
 
-The last summary of every daemon comes when the view connects, then each new one as it is published. A message is
-decoded when the fleet is looked at, and its digest when the fleet is summed, so one that is replaced before costs next
-to nothing. Ages count from the broker's
+The last summary of every daemon is fetched when the fleet is looked at, and its digest is decoded when the fleet is
+summed. One that is replaced before costs next to nothing. Ages count from the broker's
 clock at the beginning and from our own monotonic clock afterwards, so clocks that differ by minutes do no harm.
 
 Law of this file: a daemon that has ever told a summary has a row until it has ended in order.
@@ -11,7 +10,7 @@ Law of this file: a daemon that has ever told a summary has a row until it has e
 import asyncio
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Final
@@ -39,6 +38,8 @@ WATCH_S: Final = 20.0
 """Daemons watch for a minute; a question may get lost."""
 OVERDUE_S: Final = 3.0
 """A summary may be late: a busy daemon is not gone."""
+FORGOTTEN_S: Final = 60.0
+"""The broker forgets a fleet that nobody has looked at for so long; the next look begins anew."""
 BOTH_S: Final = 60.0
 """Two daemons that publish under one name are noticed within this time."""
 
@@ -52,7 +53,8 @@ class BrokeredFleet(FleetView):
     def __init__(self, address: BrokerAddress) -> None:
         self.rows = []
         self._address = address
-        self._broker: Broker | None = None
+        self._summaries: _Summaries | None = None
+        """None while no broker is connected."""
         self._of: dict[str, DaemonRow] = {}
         self._fresh: dict[str, tuple[bytes, float]] = {}
         """Subject to its newest message and when it was heard, until that is decoded."""
@@ -61,8 +63,6 @@ class BrokeredFleet(FleetView):
         self._others: dict[str, tuple[str, float]] = {}
         """Name to the incarnation that published under it before the present one, and when it last did."""
         self._asked_s = 0.0
-        self._complete = asyncio.Event()
-        """Set when the summaries of the beginning have come."""
 
     async def __aenter__(self) -> "BrokeredFleet":
         await self._connect()
@@ -70,9 +70,9 @@ class BrokeredFleet(FleetView):
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        broker, self._broker = self._broker, None
-        if broker is not None:
-            await broker.__aexit__(None, None, None)
+        summaries, self._summaries = self._summaries, None
+        if summaries is not None:
+            await summaries.broker.__aexit__(None, None, None)
 
     def stream_of(self, row: DaemonRow) -> BrokerAddress | None:
         """As in every view."""
@@ -84,11 +84,13 @@ class BrokeredFleet(FleetView):
         A broker that is gone makes every daemon gone, and is tried again.
         """
         try:
-            broker = await self._connected()
+            summaries = await self._connected()
+            await summaries.fetch()
             if time.monotonic() - self._asked_s > WATCH_S:
-                await self._ask(broker, FleetQuestion(watch=True))
+                await self._ask(summaries.broker, FleetQuestion(watch=True))
                 self._asked_s = time.monotonic()
         except (ConnectionLost, Refused) as error:
+            await self.__aexit__()
             for row in self.rows:
                 row.error = str(error)
         self._catch_up()
@@ -100,7 +102,7 @@ class BrokeredFleet(FleetView):
             self._take(named(subject), data, heard_s)
         for name, row in self._of.items():
             row.silent_s = now_s - self._heard_s[name]
-            if self._broker is not None and row.silent_s > self._due_s[name] + OVERDUE_S:
+            if self._summaries is not None and row.silent_s > self._due_s[name] + OVERDUE_S:
                 row.error = "its summary is overdue"
         self.rows = list(self._of.values())
 
@@ -124,7 +126,7 @@ class BrokeredFleet(FleetView):
         if not living:
             return found
         try:
-            broker = await self._connected()
+            broker = (await self._connected()).broker
             inbox = broker.client.new_inbox()
             with broker.asking("hear answers"):
                 subscription = await broker.client.subscribe(inbox, cb=take)
@@ -146,36 +148,26 @@ class BrokeredFleet(FleetView):
         with broker.asking("ask"):
             await broker.client.publish(self._address.questions, msgspec.msgpack.encode(question), inbox)
 
-    async def _connected(self) -> Broker:
+    async def _connected(self) -> "_Summaries":
         """The connection, a new one if the last has broken or brings no summary any more."""
-        broker = self._broker
+        summaries = self._summaries
         silent = bool(self.rows) and all(row.error for row in self.rows)
-        if broker is None or broker.lost.is_set() or silent:
+        if summaries is None or summaries.broker.lost.is_set() or silent:
             await self.__aexit__()
-            broker = await self._connect()
-        return broker
+            summaries = await self._connect()
+        return summaries
 
-    async def _connect(self) -> Broker:
+    async def _connect(self) -> "_Summaries":
         broker = Broker(self._address, "fleet")
         await broker.__aenter__()
-        self._broker, self._asked_s = broker, 0.0
-        self._complete.clear()
-        api: Any = need("nats.js.api", "nats", "nats-py")
-        inbox, heard = broker.client.new_inbox(), _Heard(self._fresh_at, self._complete)
+        self._summaries, self._asked_s = _Summaries(broker, self._fresh_at), 0.0
         try:
-            with broker.asking("read summaries"):
-                await broker.client.subscribe(inbox, cb=heard.take)
-                consumer = await broker.jetstream.add_consumer(SUMMARIES, api.ConsumerConfig(
-                    deliver_policy=api.DeliverPolicy.LAST_PER_SUBJECT, ack_policy=api.AckPolicy.NONE,
-                    deliver_subject=inbox, filter_subject=self._address.subject(self._address.daemon or "*", "sum"),
-                ))
-                heard.begin(consumer.created, consumer.num_pending or 0)
-                async with asyncio.timeout(ANSWER_S):
-                    await self._complete.wait()
+            await self._summaries.begin()
+            await self._summaries.fetch()
         except BaseException:
             await self.__aexit__()
             raise
-        return broker
+        return self._summaries
 
     def _fresh_at(self, subject: str, data: bytes, heard_s: float) -> None:
         self._fresh[subject] = data, heard_s
@@ -215,41 +207,62 @@ def _digest(data: bytes) -> Digest:
     return msgspec.msgpack.decode(data, type=_Published).summary.digest
 
 
-class _Heard:
-    """Takes the messages of a consumer, with the time at which each was published on our monotonic clock."""
+class _Summaries:
+    """The stream of summaries, from which each is fetched once.
 
-    def __init__(self, fresh: Any, complete: asyncio.Event) -> None:
-        self._fresh = fresh
-        self._complete = complete
-        self._waiting: list[Any] | None = []
-        """Messages that came before ``begin``."""
+    They are fetched all at once: a client pays four times as much for messages that come one by one. ``take`` hears the
+    subject, the content, and when it was published on our monotonic clock.
+    """
+
+    def __init__(self, broker: Broker, take: Callable[[str, bytes, float], None]) -> None:
+        self.broker = broker
+        self._take = take
+        self._inbox = broker.client.new_inbox()
+        self._next = ""
+        """The subject on which more is asked for."""
         self._offset_s = 0.0
+        self._ended = asyncio.Event()
+        self._status = ""
 
-    def begin(self, created: datetime, pending: int) -> None:
-        """The consumer was made just now, at this time of the broker; so many messages are there already."""
+    async def begin(self) -> None:
+        """Make the consumer. Raises ``ConnectionLost`` or ``Refused``, as ``fetch``."""
+        api: Any = need("nats.js.api", "nats", "nats-py")
+        address = self.broker.address
+        with self.broker.asking("read summaries"):
+            await self.broker.client.subscribe(self._inbox, cb=self.hear)
+            consumer = await self.broker.jetstream.add_consumer(SUMMARIES, api.ConsumerConfig(
+                deliver_policy=api.DeliverPolicy.LAST_PER_SUBJECT, ack_policy=api.AckPolicy.NONE,
+                inactive_threshold=FORGOTTEN_S, filter_subject=address.subject(address.daemon or "*", "sum"),
+            ))
+        self.made(consumer.created)
+        self._next = f"$JS.API.CONSUMER.MSG.NEXT.{SUMMARIES}.{consumer.name}"
+
+    def made(self, created: datetime) -> None:
+        """The consumer was made just now, at this time of the broker."""
         self._offset_s = time.monotonic() - created.replace(tzinfo=created.tzinfo or UTC).timestamp()
-        waiting, self._waiting = self._waiting or [], None
-        if not pending:
-            self._complete.set()
-        for message in waiting:
-            self._hear(message)
 
-    async def take(self, message: Any) -> None:
-        """The next message."""
-        if self._waiting is None:
-            self._hear(message)
-        else:
-            self._waiting.append(message)
+    async def fetch(self) -> None:
+        """Take all summaries that were published since the last time."""
+        self._ended.clear()
+        with self.broker.asking("read summaries"):
+            await self.broker.client.publish(self._next, _ALL, self._inbox)
+            async with asyncio.timeout(ANSWER_S):
+                await self._ended.wait()
+        if self._status != _NO_MORE:
+            raise ConnectionLost(f"the broker at {self.broker.address.shown} has forgotten who reads its summaries")
 
-    def _hear(self, message: Any) -> None:
-        """``$JS.ACK.[DOMAIN.ACCOUNT.]STREAM.CONSUMER.DELIVERED.SEQ.SEQ.TIME.PENDING[.TOKEN]``."""
+    async def hear(self, message: Any) -> None:
+        """``$JS.ACK.[DOMAIN.ACCOUNT.]STREAM.CONSUMER.DELIVERED.SEQ.SEQ.TIME.PENDING[.TOKEN]``, or the end."""
+        if not message.reply:
+            self._status = (message.headers or {}).get("Status", "")
+            self._ended.set()
+            return
         parts = message.reply.split(".")
-        at, pending = (parts[7], parts[8]) if len(parts) == V1_PARTS else (parts[9], parts[10])
-        published_s = int(at) / SECOND_NS + self._offset_s
-        self._fresh(message.subject, message.data, min(published_s, time.monotonic()))
-        if pending == "0":
-            self._complete.set()
+        at = parts[7] if len(parts) == V1_PARTS else parts[9]
+        self._take(message.subject, message.data, min(int(at) / SECOND_NS + self._offset_s, time.monotonic()))
 
 
 V1_PARTS: Final = 9
 """Parts of the reply subject without a domain and an account."""
+_ALL: Final = b'{"batch": 1000000, "no_wait": true}'
+_NO_MORE: Final = "404"

@@ -1,8 +1,8 @@
 """``python -m tests.benchmarks.fleet_broker 1000``: a view of a fleet at a real NATS broker, and its share of a core.
 
 One process publishes the summaries of all daemons, each every two seconds and with a full digest, and answers their
-questions. So the figures are those of the looking side, which looks and draws as the screen does. The summaries that
-came are counted, because a busy machine publishes fewer.
+questions. So the figures are those of the looking side, which looks and draws as the screen does. It fetches the last
+summary of each daemon at each look, and the summaries that came are counted.
 """
 
 import asyncio

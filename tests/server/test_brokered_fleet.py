@@ -170,17 +170,18 @@ def test_a_digest_is_decoded_for_a_sum_and_never_breaks_it() -> None:
     assert (row.error, row.digest) == (OTHER_VERSION, Digest())
 
 
-def test_an_age_counts_from_the_brokers_clock() -> None:
+@pytest.mark.asyncio
+async def test_an_age_counts_from_the_brokers_clock() -> None:
     heard: list[float] = []
-    here = brokered._Heard(lambda subject, data, heard_s: heard.append(heard_s), asyncio.Event())
+    address = broker_address("nats://127.0.0.1", "broker")
+    here = brokered._Summaries(Broker(address, "test"), lambda subject, data, heard_s: heard.append(heard_s))
     there = datetime(2031, 5, 1, tzinfo=UTC)  # years away from our clock
-    began = brokered.time.monotonic()
-    here.begin(there, 1)
+    began = time.monotonic()
+    here.made(there)
     for tail in ("S.C.1.1.1.{at}.0", "_.hash.S.C.1.1.1.{at}.0.token"):
         at_ns = int((there.timestamp() - 12) * 1e9)
-        here._hear(SimpleNamespace(reply="$JS.ACK." + tail.format(at=at_ns), subject="s", data=b""))
+        await here.hear(SimpleNamespace(reply="$JS.ACK." + tail.format(at=at_ns), subject="s", data=b""))
     assert [round(began - heard_s) for heard_s in heard] == [12, 12]
-    assert here._complete.is_set()
 
 
 @pytest.mark.asyncio

@@ -69,6 +69,12 @@ async def member(broker: BrokerAddress, name: str, load: str | None = LOAD, **ch
         yield daemon
 
 
+async def keep_summaries(broker: BrokerAddress) -> None:
+    """Make the stream, for a fleet that is opened before a daemon has made it."""
+    async with Broker(broker, "test") as raw:
+        await brokers.keep_summaries(raw)
+
+
 async def seen(fleet: BrokeredFleet, condition: Callable[[], bool]) -> None:
     """Look until it is so; the test's own timeout is the bound."""
     while not condition():
@@ -188,6 +194,7 @@ async def test_an_age_counts_from_the_brokers_clock() -> None:
 async def test_two_daemons_of_one_name_are_told(tmp_path: Path) -> None:
     with nats_server(tmp_path) as server:
         broker = at(server)
+        await keep_summaries(broker)
         async with member(broker, "twin", None), member(broker, "twin", None), BrokeredFleet(broker) as fleet:
             await seen(fleet, lambda: any("two daemons publish as twin" in row.error for row in fleet.rows))
 
@@ -262,6 +269,7 @@ async def test_a_daemon_behind_a_partition_is_gone_alone_and_comes_back(
 ) -> None:
     monkeypatch.setattr(brokered, "OVERDUE_S", 0.5)
     with nats_server(tmp_path) as server:
+        await keep_summaries(at(server))
         async with (
             Partition(server) as between, member(at(server), "near", None) as near,
             member(at(between), "far", None) as far, BrokeredFleet(at(server)) as fleet,

@@ -118,8 +118,9 @@ def table(kind: str) -> Iterator[str]:
         total.update({name: line[name] for name in ("runs", "steps", "cpu_s")})
         total.update({name: len(line[name]) for name in ("unknown", "differing") if name in line})
         total["findings"] += sum(line.get("findings", {}).values())
-    last = "runs with known findings | with others" if kind == "silent" else "runs that differ"
-    yield f"| release | {'connector' if kind == 'silent' else 'tap at'} | runs | steps | CPU s | {last} |"
+    last = "runs with known findings | with others" if kind == "silent" else "scenarios that differ"
+    yield (f"| release | {'connector | runs' if kind == 'silent' else 'tap at | scenarios'} | steps | CPU s "
+           f"| {last} |")
     yield "|---" * (7 if kind == "silent" else 6) + "|"
     for (release, subject), total in sorted(sums.items()):
         result = f"{total['findings'] - total['unknown']} | {total['unknown']}"

@@ -147,7 +147,7 @@ def test_an_engine_that_ended_is_grey_and_said_to_be(house: House, view: int) ->
     one = desk(house)
     one.go(view)
     lines = one.draw(120, 40)
-    rows = [row for row in lines if row.text.startswith((" engine 1", "   G"))]
+    rows = [row for row in lines if row.text.startswith((" engine 1  ", "   G"))]
     assert len(rows) == 4
     assert "ended, nothing more is heard of it" in rows[0].text
     assert {span.role for row in rows for span in row.spans if span.text.strip()} == {"stale"}
@@ -190,6 +190,18 @@ def test_breakpoints_say_that_a_stream_cannot_be_held(house: House, size: tuple[
     words = " ".join(everything(one, *size).split())
     assert "A stream names no request, so nothing can be held. With the tap in the engine, breakpoints" in words
     assert "EXAMPLES" not in words
+
+
+@pytest.mark.parametrize("height", [24, 40, 60])
+def test_engines_without_room_for_their_charts_are_counted(house: House, height: int) -> None:
+    for number in range(2, 13):
+        EventStream(house.dispatcher, number, dp_rank=number).accept(0, batch(stored(1, 2), dp_rank=number))
+    one = desk(house)
+    one.go(TIMELINE)
+    rows = everything(one, 80, height).splitlines()
+    shown = sum(row.startswith(" engine ") for row in rows)
+    assert 1 <= shown < 12
+    assert f" +{12 - shown} engines without room" in rows
 
 
 def test_a_share_of_the_engines_own_metrics_is_the_same_in_every_view(house: House) -> None:
@@ -242,6 +254,8 @@ def test_blocks_that_are_stored_again_and_again_need_somebody(size: tuple[int, i
     overview = everything(one, *size)
     assert "NEEDS YOU   1 caution" in overview
     assert "engine 1  G1 stored again 50 %" in overview
+    assert "stored again 50 % of 800, 400 within 50 s" in overview, "the overview answers, and lists no raw events"
+    assert "BlocksSeen" not in overview
     one.go(TIERS)
     assert "stored again 50 %" in everything(one, *size), "the figure of the screen"
 

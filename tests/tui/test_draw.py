@@ -272,6 +272,27 @@ def test_rows_of_lives_come_and_go_between_two_sorts() -> None:
     assert [life.request for life in order.update(mirror, 3, None, None)] == ["a"], "the oldest one was forgotten"
 
 
+def test_a_queue_does_not_hide_the_rows_that_work() -> None:
+    script = Script()
+    script.pools()
+    for name in ("ended long ago", "works", "ended"):
+        slot = script.run(name, 4)
+        if name != "works":
+            script.finish(slot)
+    for number in range(3):
+        script.open(f"waits-{number}", 4)
+    mirror, order = mirror_of(script), LifeOrder()
+    names = ["ended", "works", "ended long ago"]
+    waits = ["waits-2", "waits-1", "waits-0"]
+    assert [life.request for life in order.update(mirror, 0, None, None)] == [*waits, *names], "they came just now"
+    script.wait(2 * S)
+    script.open("new", 4)
+    mirror.fold(script.events[mirror.next_seq :], 2 * S)
+    assert [life.request for life in order.update(mirror, 2 * S, None, None)] == ["new", *names[:2], *waits, names[2]]
+    order.by_arrival = True
+    assert [life.request for life in order.update(mirror, 2 * S, None, None)] == ["new", *waits, *names]
+
+
 def test_the_bar_of_a_recording_needs_no_other_character_from_the_glyph_tables() -> None:
     middle = Transport("PAUSED", "00:00:08.000", seq=50, first_seq=0, last_seq=100, hits=0, marks=[])
     assert transport_line(middle, 80, ASCII).text.isascii()

@@ -1,10 +1,12 @@
 """The rows of the timeline: the choice and the order of lives.
 
-Law of this file: lives that need a person come first, then lives by arrival. Rows move at most once a second, and the
-selected row never moves. While nothing is selected, new lives appear at the top at once, so the live edge is never
-empty.
+Law of this file: lives that need a person come first, then lives by arrival. Live requests that have waited for their
+first step for more than a second stand behind the live ones that work, so that a queue does not hide the work. Rows
+move at most once a second, and the selected row never moves. While nothing is selected, new lives appear at the top at
+once, so the live edge is never empty.
 """
 
+from sys import maxsize
 from typing import Any, Final
 
 from kvbm_console.analysis.lives import Life
@@ -12,12 +14,27 @@ from kvbm_console.core.expression import Field, Schema
 from kvbm_console.core.expression.fields import words
 from kvbm_console.core.expression.schema import YES_NO, Kind
 from kvbm_console.core.ids import SlotState
+from kvbm_console.core.slots import SlotFacts
 
 from .filters import Filter
 from .history import Archive
 from .lints import slot_level
 from .mirror import Mirror
 from .slots import SORT_EVERY_NS
+
+WORKING: Final = 9
+"""The rank of lives that need nobody, above every ``Level``: live ones that work, and ended ones that came after the
+first of these."""
+QUEUED: Final = 10
+ENDED: Final = 11
+"""Ended lives that came before every live one that works."""
+
+
+def _rank(mirror: Mirror, slot: SlotFacts, now_ns: int) -> int:
+    level = slot_level(mirror, slot, now_ns)
+    if level is not None:
+        return int(level)
+    return QUEUED if slot.state is SlotState.INITIALIZED and now_ns - slot.since_ns > SORT_EVERY_NS else WORKING
 
 
 class LifeOrder:
@@ -42,9 +59,10 @@ class LifeOrder:
         now = mirror.now_ns(mono_ns)
 
         def key(life: Life) -> tuple[int, int]:
-            slot = state.slots.get(life.slot)
-            level = slot_level(mirror, slot, now) if slot is not None and not self.by_arrival else None
-            return (9, -life.slot) if level is None else (int(level), life.slot)
+            if self.by_arrival:
+                return (WORKING, -life.slot)
+            rank = ranks.get(life.slot, WORKING if life.slot > oldest else ENDED)
+            return (rank, life.slot if rank < WORKING else -life.slot)
 
         key_now = (self.by_arrival, wanted.text if wanted is not None else "", mirror.places)
         if key_now == self._sorted_by and 0 <= mono_ns - self._sorted_mono < SORT_EVERY_NS:
@@ -54,8 +72,10 @@ class LifeOrder:
         self._sorted_by, self._sorted_mono, self._gone = key_now, mono_ns, (mirror.archive, mirror.archive.forgotten)
         by_slot = {life.slot: life for life in mirror.past} | mirror.lives
         lives = [life for life in by_slot.values() if wanted is None or wanted.matches(life, state, now)]
+        ranks = {number: _rank(mirror, slot, now) for number, slot in state.slots.items()}
+        oldest = min((number for number, rank in ranks.items() if rank == WORKING), default=maxsize)
         lives.sort(key=key)
-        self._needy = sum(key(life)[0] < 9 for life in lives[:len(mirror.lives)])
+        self._needy = sum(key(life)[0] < WORKING for life in lives[:len(mirror.lives)])
         at = next((i for i, life in enumerate(self._lives) if life is self._chosen), None) if same else None
         if at is not None and self._chosen in lives and self._chosen.request == selected:
             lives.remove(self._chosen)

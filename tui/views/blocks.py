@@ -64,39 +64,50 @@ _QUEUE = (("running", 30), ("waiting", 39), ("preempted", 50), ("in use", 58), (
 
 
 def history_section(desk: Desk, state: CacheState, width: int, height: int) -> list[Line]:
-    """Hit rate and use over ten minutes, then running, waiting, stored and evicted over the last minutes, by engine."""
+    """Hit rate and use over ten minutes, then running, waiting, stored and evicted over the last minutes, by engine.
+    Engines without room are counted."""
     lines: list[Line] = []
-    for source in live_sources(state):
-        gauges = desk.mirror.flows.measured.get(source)
-        values = measured_values(state, source)
-        lines.append(Row().put(" ").put(cut(engine_name(desk, source), width - 2), "title").line("", width))
-        hits = hit_share(values)
-        rate = UNKNOWN if hits is None else f"{tenth(hits[0], hits[1])} %"
-        used = UNKNOWN if "used_ppm" not in values else f"{tenth(values['used_ppm'], 1_000_000)} %"
-        rows = 5 if height >= 30 else 3
-        charts = []
-        for title, value, measure in (("HIT RATE", rate, Measure.HIT_TOKENS), ("IN USE", used, Measure.USED_PPM)):
-            gauge = gauges.get(measure) if gauges is not None else None
-            shares = gauge.last(600) if gauge is not None else [None] * 600
-            charts.append(bars.chart(title, value, shares, rows, width // 2 - 10, desk.glyphs))
-        lines += beside(charts[0], charts[1], width // 2)
-        cells = max(10, width - 40)
-        for name, measure in (("running", Measure.RUNNING), ("waiting", Measure.WAITING)):
-            gauge = gauges.get(measure) if gauges is not None else None
-            row = Row().put(f" {name}", "muted").to(11).right(count(values.get(name)), 20)
-            if gauge is not None:
-                row.to(22).spans(bars.trend(resample(gauge.last(300), cells), desk.glyphs))
+    sources = live_sources(state)
+    for at, source in enumerate(sources):
+        engine = _history(desk, state, source, width, height)
+        if lines and len(lines) + len(engine) + (at + 1 < len(sources)) > height:
+            told = f" +{plural(len(sources) - at, 'engine')} without room"
+            return [*lines[: height - 1], Row().put(told, "muted").line("", width)]
+        lines += engine
+    return lines[:height]
+
+
+def _history(desk: Desk, state: CacheState, source: int, width: int, height: int) -> list[Line]:
+    """The charts of one engine."""
+    lines: list[Line] = []
+    gauges = desk.mirror.flows.measured.get(source)
+    values = measured_values(state, source)
+    lines.append(Row().put(" ").put(cut(engine_name(desk, source), width - 2), "title").line("", width))
+    hits = hit_share(values)
+    rate = UNKNOWN if hits is None else f"{tenth(hits[0], hits[1])} %"
+    used = UNKNOWN if "used_ppm" not in values else f"{tenth(values['used_ppm'], 1_000_000)} %"
+    rows = 5 if height >= 30 else 3
+    charts = []
+    for title, value, measure in (("HIT RATE", rate, Measure.HIT_TOKENS), ("IN USE", used, Measure.USED_PPM)):
+        gauge = gauges.get(measure) if gauges is not None else None
+        shares = gauge.last(600) if gauge is not None else [None] * 600
+        charts.append(bars.chart(title, value, shares, rows, width // 2 - 10, desk.glyphs))
+    lines += beside(charts[0], charts[1], width // 2)
+    cells = max(10, width - 40)
+    for name, measure in (("running", Measure.RUNNING), ("waiting", Measure.WAITING)):
+        gauge = gauges.get(measure) if gauges is not None else None
+        row = Row().put(f" {name}", "muted").to(11).right(count(values.get(name)), 20)
+        if gauge is not None:
+            row.to(22).spans(bars.trend(resample(gauge.last(300), cells), desk.glyphs))
+        lines.append(row.line("", width))
+    for pool in streamed_pools(state, source):
+        for name, flow in (("stored", desk.mirror.flows.stored), ("evicted", desk.mirror.flows.evicted)):
+            sums = flow.get(pool.info.pool)
+            row = Row().put(f" {pool.info.tier.name} {name}", "muted")
+            row.to(11).right(per_second(sums.rate(desk.now_ns) if sums is not None else 0.0) + "/s", 20)
+            if sums is not None:
+                row.to(22).spans(bars.trend(resample(sums.last(300, desk.now_ns), cells), desk.glyphs))
             lines.append(row.line("", width))
-        for pool in streamed_pools(state, source):
-            for name, flow in (("stored", desk.mirror.flows.stored), ("evicted", desk.mirror.flows.evicted)):
-                sums = flow.get(pool.info.pool)
-                row = Row().put(f" {pool.info.tier.name} {name}", "muted")
-                row.to(11).right(per_second(sums.rate(desk.now_ns) or 0.0 if sums is not None else 0.0) + "/s", 20)
-                if sums is not None:
-                    row.to(22).spans(bars.trend(resample(sums.last(300, desk.now_ns), cells), desk.glyphs))
-                lines.append(row.line("", width))
-        if len(lines) >= height:
-            break
     return lines
 
 
@@ -177,7 +188,7 @@ def tiers_section(desk: Desk, state: CacheState, width: int) -> list[Line]:
             if chains is not None:
                 row.right(count(chains.stored_blocks) + mark, 43).right(count(sum(chains.lived)) + mark, 54)
             for sums, end in zip(rates, (63, 72), strict=True):
-                row.right(per_second(sums.rate(desk.now_ns) or 0.0) if sums is not None else "0", end)
+                row.right(per_second(sums.rate(desk.now_ns)) if sums is not None else "0", end)
             lines.append(row.line("", width))
         below = [text for subject, text in measure_texts(measured_values(state, source)) if subject == "below"]
         lines += [Row().put(f" {text}", "text").line("", width) for text in below]

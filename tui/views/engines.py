@@ -278,7 +278,7 @@ def _pool(desk: Desk, state: CacheState, pool: PoolFacts, width: int, *, told: b
         """The text of a rate: 0 for an engine that has reported, unknown before its first report."""
         if over:
             return UNKNOWN
-        told = per_second((of.rate(now) or 0.0) if of is not None else 0.0 if heard else None)
+        told = per_second(of.rate(now) if of is not None else 0.0 if heard else None)
         return flows.about(now) + told if of is not None else told
 
     capacity = state.capacity_of(pool)

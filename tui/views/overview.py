@@ -4,8 +4,6 @@ Law of this file: the order of sections is fixed. When they do not fit, the leas
 to one row, then trends go, then routes without traffic.
 """
 
-from itertools import islice
-
 from kvbm_console.analysis.lints import Level
 from kvbm_console.core.ids import SlotState, Tier
 from kvbm_console.core.slots import WAITING_STATES
@@ -23,8 +21,8 @@ from ..model.numbers import S, clauses, count, cut, duration, flow, per_second, 
 from ..model.series import resample
 from ..model.slots import SlotRow
 from ..model.sources import blocks_only, uncertain
+from .blocks import history_section, lives_section
 from .engines import engines_section
-from .log import event_line
 from .misses import chart, fates_row, window_s
 from .tiers import occupancy_charts, pool_name, used_role
 from .transfers import known_routes, route_numbers
@@ -38,11 +36,11 @@ NEEDS_ROWS = 3
 FAST_RATE = 1_000
 """Events a second above which a person cannot read each of them; their rows then change FAST_HZ times a second."""
 FAST_HZ = 8
-EVENTS_MIN = 3
-"""Fewer rows of events say nothing."""
 FATES_MIN = 4
 """Fewer rows of the fates of prompt blocks tell no shares."""
 FATES_MAX = 16
+HISTORY_MIN = 8
+"""Fewer rows have no room for the charts of an engine that is followed by its stream."""
 SIDE = 76
 """The start of the second column."""
 THIRD = 131
@@ -285,7 +283,6 @@ class Overview(View):
     def __init__(self) -> None:
         self.at = 0
         """The warning that ``enter`` opens."""
-        self._newest: tuple[tuple[object, ...], list[Line]] = ((), [])
         self._chart: tuple[tuple[object, ...], list[Line]] = ((), [])
         self._charts: tuple[tuple[object, ...], list[Line]] = ((), [])
 
@@ -294,9 +291,13 @@ class Overview(View):
         state = desk.mirror.facts
         if not state.slots and not state.totals.slots_opened:
             if blocks_only(state):
-                needs = self._needs(desk, width)
-                rows = [*needs, *([BLANK] if desk.tall else []), *engines_section(desk, state, width)]
-                return rows + self._events(desk, width, height - len(rows), [BLANK])
+                gap = [BLANK] if desk.tall else []
+                rows = [*self._needs(desk, width), *gap, *engines_section(desk, state, width)]
+                lives = lives_section(desk, state, width)
+                if len(rows) + len(gap) + len(lives) <= height:
+                    rows += [*gap, *lives]
+                left = height - len(rows) - len(gap)
+                return rows if left < HISTORY_MIN else [*rows, *gap, *history_section(desk, state, width, left)]
             return nothing_yet(desk, state)
         gap = [BLANK] if desk.tall else []
         needs = self._needs(desk, width)
@@ -409,19 +410,6 @@ class Overview(View):
         head = desk.title("PROMPT BLOCKS", "the tier that had them, or why they missed;")
         told = Row().add(head).put(" M", "key").put(" who evicted them", "muted").line(head.ground)
         return [*gap, told, *self._chart[1]]
-
-    def _events(self, desk: Desk, width: int, height: int, gap: list[Line]) -> list[Line]:
-        """The newest events, in the rows that are left."""
-        left = height - len(gap) - 1
-        if left < EVENTS_MIN:
-            return []
-        mono = desk.mono()
-        often = S // FAST_HZ if desk.mirror.progress.rate(mono) > FAST_RATE else 1
-        key = (desk.mirror.log_total if often == 1 else mono // often, left, width, desk.selected, desk.times.wall)
-        if key != self._newest[0]:
-            lines = [event_line(desk, event, width) for event in islice(reversed(desk.mirror.log), left)]
-            self._newest = key, lines[::-1]
-        return [*gap, desk.title("EVENTS", "newest last"), *self._newest[1]]
 
     # --- warnings ----------------------------------------------------------------------------------------------------
 

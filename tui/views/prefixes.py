@@ -412,7 +412,7 @@ def _missing(desk: Desk, layout: Layout, by: str, width: int) -> Line:
     """The numbers of what is not drawn."""
     row = Row().put(f" {count(layout.drawn_blocks)} blocks drawn", "muted")
     forest, coverage = desk.mirror.prefixes, desk.mirror.coverage
-    unused = "of prompts that no tier has" if by == CACHED else f"unused in {_window(desk)}"
+    unused = "blocks of prompts that no tier has" if by == CACHED else f"unused in {_window(desk)}"
     deeper = plural(layout.deeper, "request" if forest.root.uses else "block")
     deeper += " goes deeper" if layout.deeper == 1 else " go deeper"
     told = [

@@ -85,6 +85,9 @@ def test_a_failed_write_leaves_no_file(tmp_path: Path, monkeypatch: pytest.Monke
     with pytest.raises(OSError, match="No space"):
         add(RUN, tmp_path, "engine")
     assert not contents(tmp_path)
+    monkeypatch.undo()
+    add(RUN, tmp_path, "engine")
+    assert contents(tmp_path), "the next try writes all"
 
 
 def test_the_questions_are_answered_as_the_events_say(tmp_path: Path) -> None:

@@ -305,7 +305,7 @@ def test_a_stream_is_drawn_by_its_cached_blocks_however_many_were_evicted() -> N
     assert "width = cached blocks" in text
     assert "1 row = 2 blocks" in text, "the title is whole at 80 columns"
     assert "5 blocks drawn" in text
-    assert "1,200 of prompts that no tier has" in text
+    assert "1,200 blocks of prompts that no tier has" in text
     assert "3 blocks, 2 behind" in text
     assert "more" not in text
     press(desk, "o")

@@ -21,6 +21,7 @@ from typing import Final
 import msgspec
 
 from kvbm_console.core.errors import FoldError
+from kvbm_console.core.ids import EMPTY_HASH
 
 LIVES: Final = 64
 """Classes of lifetimes, whose times are int64: class k counts blocks that lived for less than 2**k ns, and no shorter
@@ -59,25 +60,6 @@ class Chains:
         self.parent_of = array("Q", bytes(8 * len(self.parent_of)))
         self.marks.clear()
 
-    def link(self, places: Sequence[int], stored: Sequence[int], counts: Sequence[int], parents: Sequence[int]) -> None:
-        """The stored blocks at these places are chains of ``counts`` blocks behind ``parents``."""
-        parent_of = self.parent_of
-        if len(counts) == 1 and len(parents) == 1 and counts[0] == len(stored):
-            front = parents[0]
-            for place, key in zip(places, stored, strict=True):
-                parent_of[place] = front
-                front = key
-            return
-        if sum(counts) != len(stored) or len(counts) != len(parents) or min(counts, default=1) < 1:
-            raise FoldError(f"{len(counts)} chains behind {len(parents)} parents do not hold {len(stored)} blocks")
-        fronts = [0, *stored[:-1]]
-        at = 0
-        for count, parent in zip(counts, parents, strict=True):
-            fronts[at] = parent
-            at += count
-        for place, front in zip(places, fronts, strict=True):
-            parent_of[place] = front
-
     def mark(self, stored: Sequence[int], at: Sequence[int], contents: Sequence[int], contexts: Sequence[str]) -> None:
         """The stored blocks at these positions have marks."""
         for position, content, context in zip(at, contents, contexts, strict=True):
@@ -103,3 +85,21 @@ class Chains:
             if seen and seen >= wanted:
                 return int(2**index)
         return None
+
+
+def fronts_of(stored: list[int], counts: Sequence[int], parents: Sequence[int]) -> list[int]:
+    """The hash in front of each of these blocks, which are chains of ``counts`` blocks behind ``parents``.
+
+    >>> fronts_of([5, 6, 7], [2, 1], [0, 6])
+    [0, 5, 6]
+    """
+    if len(counts) == len(parents) == 1 and counts[0] == len(stored):  # the most frequent case by far
+        return [parents[0], *stored[:-1]]
+    if sum(counts) != len(stored) or len(counts) != len(parents) or min(counts, default=1) < 1:
+        raise FoldError(f"{len(counts)} chains behind {len(parents)} parents do not hold {len(stored)} blocks")
+    fronts = [EMPTY_HASH, *stored[:-1]]
+    at = 0
+    for count, parent in zip(counts, parents, strict=True):
+        fronts[at] = parent
+        at += count
+    return fronts

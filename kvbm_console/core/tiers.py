@@ -30,8 +30,8 @@ object per block: arrays make digest and snapshot a memcpy.
 
 import heapq
 from array import array
-from collections.abc import Sequence
-from itertools import compress
+from collections.abc import Iterable, Sequence
+from itertools import compress, repeat
 from typing import Final
 
 import msgspec
@@ -56,6 +56,8 @@ GONE: Final = -1
 """Of ``CacheState.lost_sources``: the source ended."""
 REPLACEABLE: Final = -2
 """The same, and pools that are declared later take over the indices of its pools."""
+SORT_WITHIN: Final = 8
+"""Sorting a heap of at most so many places for each that is taken or given back is cheaper than moving each alone."""
 
 
 class PoolInfo(msgspec.Struct, frozen=True):
@@ -403,10 +405,53 @@ def take_free(pool: PoolFacts, count: int) -> list[int]:
         pool.spare_from = len(pool.content.rstrip(b"\0"))
         pool.spare = [place for place in range(pool.spare_from) if not pool.content[place]]
     spare = pool.spare
-    reused = [heapq.heappop(spare) for _ in range(min(count, len(spare)))]
+    if len(spare) <= SORT_WITHIN * count:
+        spare.sort()  # still a heap
+        reused = spare[:count]
+        del spare[:count]
+    else:
+        reused = [heapq.heappop(spare) for _ in range(count)]
     fresh = range(pool.spare_from, pool.spare_from + count - len(reused))
     pool.spare_from = fresh.stop
-    return [*reused, *fresh]
+    return [*reused, *fresh] if fresh else reused
+
+
+def _give_back(spare: list[int], places: list[int]) -> None:
+    """Add places to a heap of free places."""
+    if len(spare) <= SORT_WITHIN * len(places):
+        spare += places
+        spare.sort()
+    else:
+        for place in places:
+            heapq.heappush(spare, place)
+
+
+def store_copies(pool: PoolFacts, hashes: list[int], fronts: Iterable[int], at_ns: int) -> None:
+    """A stream's pool got a copy of each of these hashes, with the hash in front of each (0: none).
+
+    Places of such a pool have no holder, so each is empty before and cached behind.
+    """
+    chains = pool.chains
+    assert chains is not None
+    if not all(hashes):
+        raise FoldError(f"pool {pool.info.pool} cannot take hash {EMPTY_HASH:016x}")
+    places = take_free(pool, len(hashes))
+    if pool.spare_from > len(pool.content):
+        pool.require_known(places)
+    hash_of, content, stored_at, parent_of = pool.hash_of, pool.content, pool.stored_at, chains.parent_of
+    for place, key, front in zip(places, hashes, fronts, strict=True):
+        hash_of[place] = key
+        content[place] = READY
+        stored_at[place] = at_ns
+        parent_of[place] = front
+    firsts = list(map(pool.by_hash.setdefault, hashes, places))
+    if firsts != places:
+        for first, place, key in zip(firsts, places, hashes, strict=True):
+            if first != place:
+                pool.copies.setdefault(key, []).append(place)
+    chains.stored_blocks += len(places)
+    pool.counts[Condition.EMPTY] -= len(places)
+    pool.counts[Condition.CACHED] += len(places)
 
 
 def forget_copies(pool: PoolFacts, hashes: Sequence[int], at_ns: int) -> int:
@@ -417,32 +462,37 @@ def forget_copies(pool: PoolFacts, hashes: Sequence[int], at_ns: int) -> int:
     """
     chains = pool.chains
     assert chains is not None
-    by_hash, copies, marks, spare = pool.by_hash, pool.copies, chains.marks, pool.spare
-    hash_of, content, stored_at, parent_of, lived = (
-        pool.hash_of, pool.content, pool.stored_at, chains.parent_of, chains.lived)
-    lost = 0
-    for key in hashes:
-        block = by_hash.get(key)
-        if block is None:
-            continue
-        others = copies.get(key) if copies else None
-        if others is None:
-            del by_hash[key]
-            if marks:
-                marks.pop(key, None)
-        else:
-            block = others.pop()
-            if not others:
-                del copies[key]
-        since = stored_at[block]
-        if since != UNKNOWN_NS and at_ns != UNKNOWN_NS:
+    by_hash, copies = pool.by_hash, pool.copies
+    if copies:
+        places = []
+        for key in hashes:
+            others = copies.get(key)
+            if others is None:
+                places.append(by_hash.pop(key, -1))
+            else:
+                places.append(others.pop())
+                if not others:
+                    del copies[key]
+    else:
+        places = list(map(by_hash.pop, hashes, repeat(-1)))
+    if -1 in places:
+        places = [place for place in places if place >= 0]
+    if chains.marks:
+        for key in hashes:
+            if key not in by_hash:
+                chains.marks.pop(key, None)
+    hash_of, content, stored_at, parent_of = pool.hash_of, pool.content, pool.stored_at, chains.parent_of
+    lived, known = chains.lived, at_ns != UNKNOWN_NS
+    for place in places:
+        since = stored_at[place]
+        if known and since != UNKNOWN_NS:
             lived[(at_ns - since).bit_length() if at_ns > since else 0] += 1
-        parent_of[block] = hash_of[block] = EMPTY_HASH
-        content[block] = FREE
-        stored_at[block] = 0
-        lost += 1
-        if spare is not None:
-            heapq.heappush(spare, block)
-    pool.counts[Condition.CACHED] -= lost
-    pool.counts[Condition.EMPTY] += lost
-    return lost
+        hash_of[place] = EMPTY_HASH
+        content[place] = FREE
+        stored_at[place] = 0
+        parent_of[place] = EMPTY_HASH
+    if pool.spare is not None:
+        _give_back(pool.spare, places)
+    pool.counts[Condition.CACHED] -= len(places)
+    pool.counts[Condition.EMPTY] += len(places)
+    return len(places)

@@ -306,7 +306,7 @@ class _Verification:
                 start = index
                 self._stimulus_ends(state)
                 self._audited += 1
-                if self._audited >= self.audit_every or quick_audit(state):
+                if self._audited >= self.audit_every or quick_audit(state.pools):
                     self._audit(state)
         self._apply(state, events[start:])
 

@@ -15,7 +15,7 @@ from kvbm_console.core.audit import RULES, audit, quick_audit
 from kvbm_console.core.columns import pack_hashes, pack_ids
 from kvbm_console.core.config import LeaderConfig
 from kvbm_console.core.errors import FoldError, InvariantViolation, KvbmConsoleError
-from kvbm_console.core.ids import Authority, CandidateStatus, EvictRule, ResetMode, SkipReason, SlotState
+from kvbm_console.core.ids import Authority, CandidateStatus, EvictRule, ResetMode, SkipReason, SlotState, Tier
 from kvbm_console.core.leader import Leader
 from kvbm_console.core.snapshots import decode_facts, digest, encode_facts
 from kvbm_console.core.state import CacheState
@@ -47,7 +47,7 @@ def script() -> Script:
 def facts_of(script: Script) -> CacheState:
     """A copy that may be broken."""
     facts = decode_facts(encode_facts(script.state))
-    assert audit(facts) == [] == quick_audit(facts)
+    assert audit(facts) == [] == quick_audit(facts.pools)
     return facts
 
 
@@ -60,7 +60,7 @@ def test_i1_the_conditions_add_up_to_the_capacity(script: Script) -> None:
         facts = facts_of(script)
         facts.pools[0].counts[0] += change
         assert "I1" in rules(facts)
-        assert [found.rule for found in quick_audit(facts)] == ["I1"], "the cheap part sees it too"
+        assert [found.rule for found in quick_audit(facts.pools)] == ["I1"], "the cheap part sees it too"
 
 
 def test_i1_the_cheap_part_is_always_on() -> None:
@@ -73,6 +73,20 @@ def test_i1_the_cheap_part_is_always_on() -> None:
     leader.state.pools[0].counts[0] -= 1
     with pytest.raises(InvariantViolation, match="I1"):
         deque((dispatcher.submit(st.LeaseLost, "nobody") for _ in range(16)), maxlen=0)
+
+
+def test_i1_the_cheap_part_reaches_every_pool_in_turn() -> None:
+    """With more pools than one look has, a wrong count in any of them is noticed."""
+    for wrong in (0, 8, 20):
+        leader = Leader(LeaderConfig())
+        dispatcher = Dispatcher(leader, lambda: 0)
+        for source in range(1, 22):
+            dispatcher.submit_from(
+                source, None, st.PoolDeclared, 0, 0, Tier.G1, "GPU", None, 16, Authority.STREAM,
+            )
+        leader.state.pools[wrong].counts[0] -= 1
+        with pytest.raises(InvariantViolation, match=f"pool {wrong}:"):
+            deque((dispatcher.submit(st.LeaseLost, "nobody") for _ in range(16 * 3)), maxlen=0)
 
 
 def test_i2_a_ref_count_is_the_number_of_references_and_is_never_clamped(script: Script) -> None:

@@ -7,9 +7,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from kvbm_console.core import events as ev
+from kvbm_console.core.chains import fronts_of
 from kvbm_console.core.columns import unpack_hashes, unpack_ids
 from kvbm_console.core.errors import FoldError
-from kvbm_console.core.ids import COUNTERS, Authority, Condition, ReleaseReason
+from kvbm_console.core.ids import COUNTERS, EMPTY_HASH, Authority, Condition, ReleaseReason
 from kvbm_console.core.tiers import (
     GONE,
     READY,
@@ -22,7 +23,7 @@ from kvbm_console.core.tiers import (
     forget_copies,
     lift,
     quarantine,
-    take_free,
+    store_copies,
 )
 
 if TYPE_CHECKING:
@@ -108,15 +109,12 @@ def _blocks_seen(state: "CacheState", e: ev.BlocksSeen) -> None:
         evicted = forget_copies(pool, unpack_hashes(e.removed), did_ns)
         state.totals.evicted_blocks[pool.info.tier - 1] += evicted
     if e.stored:
-        stored = unpack_hashes(e.stored)
-        places = take_free(pool, len(stored))
-        pool.require_known(places)
-        pool.store(places, stored, READY, did_ns)
-        chains = pool.chains
+        stored, chains = unpack_hashes(e.stored), pool.chains
         assert chains is not None
-        chains.stored_blocks += len(stored)
+        fronts = [EMPTY_HASH] * len(stored)
         if e.chains:
-            chains.link(places, stored, unpack_ids(e.chains), unpack_hashes(e.parents))
+            fronts = fronts_of(stored, unpack_ids(e.chains), unpack_hashes(e.parents))
+        store_copies(pool, stored, fronts, did_ns)
         if e.marked:
             chains.mark(stored, unpack_ids(e.marked), unpack_hashes(e.contents), e.contexts)
         if e.again_blocks:

@@ -144,9 +144,10 @@ def decode(payload: bytes) -> list[Batch]:
         batches = schema(payload)
     except FAILURES as error:
         raise BadPayload(f"not a batch of KV events: {error}") from None
-    blocks = sum(batch.blocks for batch in batches)
-    if blocks > BLOCKS_MAX:
-        raise BadPayload(f"a batch of {blocks} blocks is above {BLOCKS_MAX}")
+    if len(payload) > BLOCKS_MAX:  # a block takes a byte or more
+        blocks = sum(batch.blocks for batch in batches)
+        if blocks > BLOCKS_MAX:
+            raise BadPayload(f"a batch of {blocks} blocks is above {BLOCKS_MAX}")
     return batches
 
 

@@ -368,8 +368,10 @@ class EventStream:
         stored, removed = report.stored, report.removed
         if removed:
             ghosts.evict(removed, did_ns, resident)
-        columns: tuple[Any, ...] = pack_hashes(stored), pack_hashes(removed), False, b"", ""
+        gone = pack_hashes(removed) if removed else b""
+        columns: tuple[Any, ...]
         if stored:
+            columns = pack_hashes(stored), gone, False, b"", ""
             columns += pack_ids(report.chains), pack_hashes(report.parents)
             again, marks = ghosts.find(stored, did_ns), report.marks
             if marks:  # columns that are empty in most reports are not made
@@ -381,7 +383,7 @@ class EventStream:
                 columns += b"", b"", ()
             columns += (*zip(*again, strict=True), tuple(again.values()), age_ns) if again else ((), (), (), age_ns)
         else:
-            columns += b"", b"", b"", b"", (), (), (), (), age_ns
+            columns = b"", gone, False, b"", "", b"", b"", b"", b"", (), (), (), (), age_ns
         self._dispatcher.submit_from(self.source, self._origin, st.BlocksReported, pool, *columns)
 
     def _clear(self, rank: int, event: Cleared) -> None:

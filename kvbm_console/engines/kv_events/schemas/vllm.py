@@ -239,11 +239,17 @@ class _BatchMap(msgspec.Struct, gc=False):
     attn_dp_rank: int | None = None
 
 
+class _BatchArray(msgspec.Struct, gc=False, array_like=True):
+    ts: float
+    events: msgspec.Raw
+    third: msgspec.Raw = _NONE
+
+
 _ARRAYS: Final = _form(array_like=True)
 _MAPS: Final = _form(tag_field="type")
 _BATCH_MAP: Final = msgspec.msgpack.Decoder(_BatchMap)
+_BATCH_ARRAY: Final = msgspec.msgpack.Decoder(_BatchArray)
 _LIST: Final = msgspec.msgpack.Decoder(list[msgspec.Raw])
-_TIME: Final = msgspec.msgpack.Decoder(float)
 _RANK: Final = msgspec.msgpack.Decoder(int | None)
 _NAME: Final = msgspec.msgpack.Decoder(str)
 _PLAIN: Final = msgspec.msgpack.Decoder(str | int | None)
@@ -266,10 +272,10 @@ def _envelope(payload: bytes) -> tuple[float, bytes, int | None]:
         return batch.ts, bytes(batch.events), _checked_rank(rank)
     if not 2 <= _array_length(payload) <= FIELDS_MAX:
         raise BadPayload(f"a batch of {_array_length(payload)} elements; 2 or 3 were expected")
-    parts = _LIST.decode(payload)
+    parts = _BATCH_ARRAY.decode(payload)
     # A third element that is no rank is an unknown field, which is skipped like any later field.
-    third = parts[2] if len(parts) > 2 and not _is_container(bytes(parts[2])[0]) else _NONE
-    return _TIME.decode(parts[0]), bytes(parts[1]), _checked_rank(_RANK.decode(third))
+    third = parts.third if not _is_container(bytes(parts.third)[0]) else _NONE
+    return parts.ts, bytes(parts.events), _checked_rank(_RANK.decode(third))
 
 
 def _checked_rank(rank: int | None) -> int | None:

@@ -3,6 +3,7 @@
 Law of this file: what the list shows is what ``analysis.requests`` tells of the same events.
 """
 
+import re
 from collections import defaultdict
 from pathlib import Path
 
@@ -82,6 +83,17 @@ def test_the_slowest_and_the_fewest_hits_come_first_and_a_name_is_found() -> Non
     press(desk, "enter")
     assert desk.current == SLOT
     assert desk.selected == found[0].life.request
+
+
+@pytest.mark.parametrize("width", [60, 80, 120, 200])
+def test_the_head_of_the_list_is_never_cut(width: int) -> None:
+    desk, _ = desk_on("screens/run")
+    desk.mirror.archive.forgotten = 1_932
+    assert "sorted by last ended" in screen(desk, width, 24)[2]
+    assert ("1,932 older forgotten" in screen(desk, width, 24)[2]) == (width > 60)
+    for key in ("/", *"slot > 0 and age > 1ms and slot < 90000", "enter"):
+        press(desk, "space" if key == " " else key)
+    assert re.search(r" \d+ match\b", screen(desk, width, 24)[2])
 
 
 def test_the_palette_finds_requests_by_name() -> None:

@@ -11,7 +11,7 @@ from rich.cells import cell_len
 from tests.tui.desks import FakeActions, desk_of, everything
 from tests.tui.script import Script, story
 from tui.canvas import Canvas
-from tui.desk import HELP, SLOTS
+from tui.desk import HELP, SLOT, SLOTS
 from tui.draw.spans import Line, Row, Span
 from tui.keys import press
 from tui.model.numbers import cut, cut_middle, plain, shown
@@ -85,3 +85,22 @@ def test_a_span_that_ends_inside_a_wide_character_ends_with_a_blank() -> None:
     canvas = Canvas(Theme("none"))
     canvas.colours = None
     assert canvas.row(line, 3).replace("\x1b[0m", "") == "   "
+
+
+@pytest.mark.parametrize("size", [(80, 24), (120, 40), (200, 60)])
+@pytest.mark.parametrize("name", ["chatcmpl-" + "x" * 188 + "end", "聊天-請求-" + "絵" * 94 + "end"])
+def test_a_name_of_200_characters_is_cut_in_its_middle_and_displaces_nothing(name: str, size: tuple[int, int]) -> None:
+    script = named(name)
+    desk = desk_of(script)
+    for view in range(HELP):
+        desk.current = view
+        desk.selected = name
+        shorter = desk.draw(*size)
+        text = shown("\n".join(line.text for line in shorter))
+        assert all(cell_len(shown(line.text)) <= size[0] for line in shorter)
+        if name[: 5 if name.isascii() else 3] in text:
+            assert "…" in text, f"view {view + 1}"
+            assert "end" in text, f"view {view + 1}"
+    desk.current = SLOT
+    arrived = desk.times.text(script.events[-1].at_ns, millis=True)
+    assert arrived in everything(desk, *size), "the head of a slot is whole"

@@ -134,6 +134,9 @@ REASON: Final[Column[Done]] = Column(
 SHOWN: Final = (ENDED, REQUEST, TOOK, TTFT, BLOCKS, HIT, G1, G2, G3, PREEMPTED, REASON)
 SCHEMA: Final = with_fields(LIVES, *fields_of((TTFT,)))
 
+FILTER_MIN: Final = 8
+"""Cells from which the text of a filter says anything."""
+
 
 class FinishedList(View):
     """The view behind ``d``."""
@@ -162,11 +165,14 @@ class FinishedList(View):
         """The list, under the number of requests that it covers."""
         found, wanted = self.listed(desk), desk.filters.get(FINISHED)
         row = Row().put(" FINISHED", "title").put(f"   {plural(len(desk.mirror.past), 'request')}", "text")
-        if desk.mirror.archive.forgotten:
-            row.put(f", {count(desk.mirror.archive.forgotten)} before them are forgotten", "muted")
         row.put("   sorted by ", "muted").put(self.order.text, "text")
         if wanted is not None:
-            row.put(f"   / {cut(plain(wanted.text), 30)}", "text").put(f"   {count(len(found))} match", "muted")
+            told = f"   {count(len(found))} match"
+            room = min(30, width - row.x - len(told) - 6)
+            row.put(f"   / {cut(plain(wanted.text), room)}" if room >= FILTER_MIN else "", "text").put(told, "muted")
+        forgotten = f"   {count(desk.mirror.archive.forgotten)} older forgotten"
+        if desk.mirror.archive.forgotten and row.x + len(forgotten) < width:
+            row.put(forgotten, "muted")
         places = table.layout(SHOWN, width)
         lines = [row.line("" if desk.tall else "bar", width), table.header(places)]
         if not found:

@@ -28,6 +28,8 @@ STORY_PAGE = 8
 LIFE_LEFT = 24
 """The start of the axis."""
 NAME_CELLS = 40
+NAME_MIN = 13
+"""Cells of a name in the head of a narrow screen, as in the lists."""
 NEWS_NS = 60 * S
 """How long the end of a hold is told in the head."""
 SIDE = 64
@@ -158,10 +160,11 @@ def slot_panel(
 
 
 def _head(desk: Desk, life: Life, slot: SlotFacts | None, width: int) -> list[Line]:
-    row = Row().put(" ").spans([words.request(life.request, NAME_CELLS, "strong")])
-    row.put(f"   slot {life.slot}, arrived {_arrived(desk, life)}", "muted")
+    told = f"   slot {life.slot}, arrived {_arrived(desk, life)}"
     if slot is not None and slot.preemptions:
-        row.put(f", preempted {slot.preemptions} ×", "muted")
+        told += f", preempted {slot.preemptions} ×"
+    name = words.request(life.request, min(NAME_CELLS, max(NAME_MIN, width - len(told) - 3)), "strong")
+    row = Row().put(" ").spans([name]).put(told, "muted")
     return [row.line("", width - 1), _standing(desk, life, slot, Row().put(" "), width, "   ", 10)]
 
 

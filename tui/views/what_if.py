@@ -6,10 +6,11 @@ Law of this file: it shows the document of ``why --what-if`` and adds nothing.
 from typing import TYPE_CHECKING
 
 from ..desk import Desk, View
+from ..draw import words
 from ..draw.frame import Hint
 from ..draw.spans import BLANK, Line, Row
 from ..draw.table import MOVES, Table, moved, text_of
-from ..model.numbers import MS, UNKNOWN, S, count, duration, plain, plural, size, wrap
+from ..model.numbers import MS, UNKNOWN, S, count, cut_middle, duration, plain, plural, size, wrap
 
 if TYPE_CHECKING:
     from kvbm_console.planning.what_if import Counterfactual, Remedy, Trouble
@@ -36,7 +37,7 @@ class WhatIf(View):
         """The answer, or how far the search is."""
         found = desk.actions.spared
         if found is None:
-            name = plain(desk.selected or "")
+            name = cut_middle(plain(desk.selected or ""), width - 33)
             lines = [desk.title("WHAT WOULD HAVE AVOIDED IT", name)]
             text = wrap(plain(desk.actions.spared_text), width - 3)
             lines += [Row().put(f" {piece}", "text").line() for piece in text]
@@ -49,7 +50,8 @@ class WhatIf(View):
         return lines[self.top : self.top + height]
 
     def _lines(self, desk: Desk, found: "Counterfactual", width: int) -> list[Line]:
-        head = Row().put(" WHAT WOULD HAVE AVOIDED IT", "title").put(f"   {plain(found.request)}", "strong")
+        name = words.request(found.request, width - 33)
+        head = Row().put(" WHAT WOULD HAVE AVOIDED IT", "title").put(f"   {name.text}", "strong")
         lines = [head.line("" if desk.tall else "bar", width), _replayed(found, width)]
         for note in found.notes:
             lines += [Row().put(f" {'note:' if at == 0 else '     '} {piece}", "muted").line()

@@ -6,14 +6,17 @@ Law of this file: it shows the explanation of the library and adds nothing. A ga
 from typing import TYPE_CHECKING
 
 from ..desk import LOG, SLOT, Desk, View
-from ..draw import bars
+from ..draw import bars, words
 from ..draw.frame import Hint
 from ..draw.spans import BLANK, Line, Row
 from ..draw.table import MOVES, Table, moved, text_of
-from ..model.numbers import count, cut, duration, plain, plural, tenth, wrap
+from ..model.numbers import count, cut, cut_middle, duration, plain, plural, tenth, wrap
 
 if TYPE_CHECKING:
     from kvbm_console.analysis.explain import Admission, Explanation, MissedRun
+
+NAME_MIN = 13
+"""Cells of a name on a narrow screen, as in the lists."""
 
 
 class Why(View):
@@ -35,7 +38,7 @@ class Why(View):
         """The explanation, scrolled to the chosen miss."""
         explanation = desk.actions.explained
         if explanation is None:
-            name = plain(desk.selected or "")
+            name = cut_middle(plain(desk.selected or ""), width - 10)
             missing = desk.actions.unexplained
             row = Row().put(f" {plain(missing) or 'looking at the evidence …'}", "caution" if missing else "muted")
             return [desk.title("WHY", name), row.line("", width)]
@@ -46,9 +49,10 @@ class Why(View):
 
     def _lines(self, desk: Desk, explanation: "Explanation", width: int) -> tuple[list[Line], list[int]]:
         """All lines, and the line of each miss."""
-        head = Row().put(" WHY", "title").put(f"   {plain(explanation.request)}", "strong")
-        head.put(f"  slot {explanation.slot}, {explanation.state}; {count(explanation.prompt_tokens)} tokens, "
-                 f"{plural(explanation.prompt_blocks, 'full block')}", "muted")
+        told = (f"  slot {explanation.slot}, {explanation.state}; {count(explanation.prompt_tokens)} tokens, "
+                f"{plural(explanation.prompt_blocks, 'full block')}")
+        name = words.request(explanation.request, max(NAME_MIN, width - len(told) - 9))
+        head = Row().put(" WHY", "title").put(f"   {name.text}", "strong").put(told, "muted")
         lines = [head.line("" if desk.tall else "bar", width)]
         if explanation.occurrences > 1:
             text = f" {explanation.occurrences} slots had this name; the last of them is shown"

@@ -15,7 +15,7 @@ from kvbm_console.core.ids import CandidateStatus, EvictRule, Route, SlotState, 
 from kvbm_console.core.state import CacheState
 from kvbm_console.recording.reader import Recording
 from kvbm_console.stream.feed import EventsArrived, SnapshotTaken
-from tests.tui.desks import desk_of, everything
+from tests.tui.desks import desk_of, everything, screen
 from tests.tui.script import connected
 from tui.desk import OVERVIEW, TIERS
 from tui.keys import press
@@ -326,6 +326,18 @@ def test_evictions_are_told_by_cause_and_by_how_soon_they_were_missed(path: Path
         row = evictions_row(desk, mirror.facts, one, 200).text
         assert f"evicted {sum(n for (other, _), n in causes.items() if other is one):,}" in row
         assert (f"asked again {again[one]:,}" in row) if again[one] else ("asked again –" in row)
+
+
+def test_a_low_screen_tells_causes_and_ages_where_it_has_room() -> None:
+    desk = desk_of(items=[], late_ns=0)
+    desk.mirror, _ = folded(RECORDINGS / "screens" / "run.mcap")
+    press(desk, "6")
+    rows = screen(desk, 80, 24)
+    told = [row for row in rows if row.startswith(" evicted ")]
+    assert len(told) == len(desk.mirror.facts.pools)
+    assert "asked again" in told[1]
+    assert any(row.startswith(" CURVE") for row in rows), "and what it had before"
+    assert not any(row.startswith(" evicted ") for row in screen(desk, 80, 20))
 
 
 def test_a_band_opens_on_its_culprits() -> None:

@@ -69,7 +69,7 @@ def test_a_filter_reads_what_the_facts_no_longer_have() -> None:
 
 @pytest.mark.parametrize(("view", "text", "shown", "hidden"), [
     (SLOTS, "held", "agent-0003.2", "rag-0002.7"), (TIMELINE, "not live", "chat-0001.1", "rag-0002.7"),
-    (TRANSFERS, "moving", "promoted", "completed"), (LOG, "kind = SlotHeld", "SlotHeld", "SlotOpened"),
+    (TRANSFERS, "moving", "promoted", "completed"), (LOG, "kind = SlotHeld", "slot held", "slot opened"),
     (BREAKS, "hits = 0", "0 of 1 match", "decoding         –"),
 ])
 def test_every_list_is_filtered(view: int, text: str, shown: str, hidden: str) -> None:

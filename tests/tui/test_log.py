@@ -135,8 +135,8 @@ def test_steady_kinds_share_a_row_and_every_event_is_counted(width: int) -> None
     total = 0
     for row in rows:
         found = STEADY_ROW.match(row)
-        total += sum(int(number) for number in re.findall(r"(\d+) [A-Z]", found[2])) if found else 1
-    first = next(int(found[1]) for row in rows if (found := re.search(r" ([\d]+)  ?[A-Z]", row)))
+        total += sum(int(number) for number in re.findall(r"[a-z] (\d+)", found[2])) if found else 1
+    first = next(int(found[1]) for row in rows if (found := re.search(r" ([\d]+)  ?[a-z]", row)))
     assert any(STEADY_ROW.match(row) for row in rows)
     assert total >= script.state.seq - first
     press(desk, "z")
@@ -155,7 +155,7 @@ def test_n_finds_the_matches_of_the_last_filter_in_the_whole_list() -> None:
     for wanted in reversed(planned[-3:]):
         press(desk, "N")
         assert desk.event == wanted
-        assert len([row for row in screen(desk, 120, 30) if "IterationAdvanced" in row]) > 3  # what is around it
+        assert len([row for row in screen(desk, 120, 30) if "iteration advanced" in row]) > 3  # what is around it
     press(desk, "n")
     assert desk.event == planned[-2]
     for _ in planned:

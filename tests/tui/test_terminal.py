@@ -275,7 +275,7 @@ def test_what_is_seen_is_recorded_and_can_be_replayed(daemon: Daemon, tmp_path: 
 
     with attached(daemon, "attach", "--record", place) as console:
         console.type(b"9")
-        console.until(b"SlotMoved")
+        console.until(b"slot moved")
         console.type(b"q")
         assert console.leave() == 0
     recording = Recording.open(tmp_path / place)

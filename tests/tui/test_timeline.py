@@ -113,3 +113,23 @@ def test_a_chosen_window_shows_only_who_lived_in_it_and_the_selected_one() -> No
     assert "brief-" not in text, "all of them ended before the window begins"
     desk.select("brief-0000.1")
     assert "brief-0000.1" in "\n".join(screen(desk, *SIZE))
+
+
+def test_a_stuck_request_leaves_the_others_their_cells() -> None:
+    script = Script()
+    script.pools()
+    script.run("stuck", 1)
+    script.wait(10 * MINUTE)
+    for number in range(8):
+        script.run(f"busy-{number}", 1)
+        script.wait(S)
+    desk = desk_of(script)
+    desk.go(TIMELINE)
+    screen(desk, *SIZE)
+    view = desk.view
+    assert isinstance(view, Timeline)
+    assert view.window.cell_ns * view.window.cells < MINUTE
+    assert {life.request for life in view.shown} == {"stuck", *(f"busy-{number}" for number in range(8))}
+    press(desk, "z")
+    screen(desk, *SIZE)
+    assert view.window.cell_ns * view.window.cells >= 10 * MINUTE, "the whole run has every request"

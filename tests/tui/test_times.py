@@ -94,10 +94,10 @@ def desk_at(anchor_ns: int | None, wall_ns: int, size: tuple[int, int], *, recor
 def test_the_log_and_the_head_tell_the_same_wall(size: tuple[int, int]) -> None:
     at = datetime.fromtimestamp((ANCHOR + 40 * S) // S, tz=UTC)
     rows = desk_at(ANCHOR, ANCHOR + 40 * S, size)
-    assert f"{at:%H:%M:%S}.345Z" in next(row for row in rows if "SlotOpened" in row)
+    assert f"{at:%H:%M:%S}.345Z" in next(row for row in rows if "slot opened" in row)
     if size[0] >= 120:
         assert f"{at:%H:%M:%S}Z" in rows[0]
     rows = desk_at(ANCHOR, ANCHOR + 4_000 * S, size)
-    assert "00:00:40.000 " in next(row for row in rows if "SlotOpened" in row)
+    assert "00:00:40.000 " in next(row for row in rows if "slot opened" in row)
     if size[0] >= 120:
         assert "engine 00:00:40" in rows[0]

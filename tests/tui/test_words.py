@@ -1,16 +1,19 @@
 """Help for somebody who sees the console for the first time: words, examples, lints; whole, and never wrong."""
 
 import re
+from typing import get_args
 
 import pytest
 
+from kvbm_console.core import events as ev
 from kvbm_console.core.config import BreakpointSpec
 from kvbm_console.stream.feed import FeedItem
 from tests.tui.desks import FakeActions, desk_of, everything, screen
 from tests.tui.script import Mono, S, Script, connected, story
-from tui.desk import BREAKS, HELP, OVERVIEW, RECORD, SLOT, TIERS, WARNINGS, WHAT_IF, WHY
+from tui.desk import BREAKS, HELP, LOG, OVERVIEW, RECORD, SLOT, TIERS, WARNINGS, WHAT_IF, WHY
 from tui.keys import press
 from tui.model.breaks import parse_breakpoint
+from tui.model.events import kind_words
 from tui.model.lints import TEXTS
 from tui.views import all_views
 from tui.views.breaks import EXAMPLES
@@ -23,7 +26,7 @@ ELSEWHERE = {
     "op",
     "stimulus", "G3", "seq", "RANKS", "thrash", "limit", "evidence", "to do", "queued", "SITE", "cell", "LIFE",
     "misses", "lane", "waiting", "miss", "long", "wait", "when", "inevitable",
-    "PAYS", "CURVE", "box", "colour", "stay", "kept", "by", "for", "times", "brightness", "seam", "+N", "more",
+    "PAYS", "CURVE", "kind", "box", "colour", "stay", "kept", "by", "for", "times", "brightness", "seam", "+N", "more",
 }
 """Words of views that have something chosen, or of wide screens."""
 
@@ -171,3 +174,24 @@ def test_the_recorder_is_told_with_its_file_and_growth_once_it_was_asked() -> No
     assert any(row.split()[:3] == ["size", "3.00", "MiB,"] and row.endswith(" 1.00 MiB/s") for row in rows)
     desk.mirror.sources.tell({"recorder": None, "engines": []})
     assert "file" not in everything(desk)
+
+
+KINDS = re.compile(r"\b(" + "|".join(kind.__name__ for kind in get_args(ev.AnyEvent)) + r")\b")
+PLAIN = {"Frozen", "Noted", "Thawed"}
+"""Kinds of one word: they are words."""
+
+
+@pytest.mark.parametrize("size", [(80, 24), (120, 40), (200, 60)])
+def test_a_kind_is_told_in_words_and_its_class_name_behind_a_key(size: tuple[int, int]) -> None:
+    desk = desk_of(story())
+    desk.selected = "agent-0003.2"
+    for view in range(HELP):
+        desk.current = view
+        assert set(KINDS.findall(everything(desk, *size))) <= PLAIN, f"view {view + 1}"
+    desk.current = LOG
+    press(desk, "up")
+    text = everything(desk, *size)
+    chosen = desk.mirror.event(desk.event or 0)
+    assert chosen is not None
+    assert f" seq {chosen.seq}  {type(chosen).__name__}" in text
+    assert kind_words(type(chosen)) in text

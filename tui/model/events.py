@@ -10,8 +10,10 @@ opens that move, never from an unrelated event before it.
 Law of this file: an event whose cause is older than the log has no cause here, because causes are never guessed.
 """
 
+import re
 from collections import deque
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from itertools import islice
 from typing import Any, Final
 
@@ -73,6 +75,12 @@ def nameless(event: ev.Event, history: History) -> bool:
     if slot is None:
         return getattr(event, "candidate", getattr(event, "operation", None)) is not None
     return history.life_in(slot) is None and slot not in history.names.requests
+
+
+@lru_cache(maxsize=256)
+def kind_words(kind: type[ev.Event]) -> str:
+    """The kind of an event in words: ``blocks evicted``. The class name is what filters and files take."""
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", " ", kind.__name__).lower()
 
 
 def describe(event: ev.Event, history: History) -> str:

@@ -23,7 +23,7 @@ from ..draw.frame import Hint
 from ..draw.spans import BLANK, Line, Row, Span, beside
 from ..draw.table import MOVES, Column, Table, as_table, fields_of, moved
 from ..model.breaks import NO_REQUESTS, spell
-from ..model.events import describe, entry_name
+from ..model.events import describe, entry_name, kind_words
 from ..model.numbers import S, count, cut, duration, plain, plural, wrap
 from ..model.slots import SlotRow
 from ..model.stops import ASKED
@@ -387,13 +387,13 @@ def _inside(desk: Desk, state: CacheState, hold: HoldFacts, width: int, height: 
     left += [Row().put(f" {name}", "muted").to(12).put(cut(plain(text), 24), "text").line() for name, text in facts]
     life = desk.mirror.lives.get(hold.slot)
     right = [Row().put("CAUSE, newest first", "title").line()]
-    name = 20 if width >= 110 else 15
+    name = 22 if width >= 110 else 15
     if life is not None:
         for event in reversed(life.story):
             row = Row()
             if width >= WIDE:
                 row.right(duration(desk.now_ns - event.at_ns), 5, "muted").put("  ")
-            row.put(cut(type(event).__name__, name).ljust(name + 1), "muted")
+            row.put(cut(kind_words(type(event)), name).ljust(name + 1), "muted")
             row.put(cut(plain(describe(event, desk.mirror)), max(0, width - 38 - 2 - row.x)), "text")
             right.append(row.line())
             entry = getattr(event, "entry", None)

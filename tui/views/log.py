@@ -20,7 +20,7 @@ from ..draw.spans import Line, Row, fit
 from ..draw.table import Table
 from ..draw.words import request
 from ..model.coverage import SeenGap, Stretch
-from ..model.events import EVENTS, STEADY, concerns, describe, kind_role
+from ..model.events import EVENTS, STEADY, concerns, describe, kind_role, kind_words
 from ..model.filters import Filter
 from ..model.numbers import count, cut, per_second, plain, plural, spoken
 from ..model.trail import Trail, backwards, index_at
@@ -64,8 +64,8 @@ def event_line(desk: Desk, event: Event, width: int, *, chosen: bool = False, fo
     row.right(count(event.seq), row.x + (11 if wide else 10), "faint")
     row.put("  " if wide else " ")
     kind = row.x
-    row.put(cut(type(event).__name__, 20 if wide else 18), kind_role(event, desk.mirror))
-    row.to(kind + (22 if wide else 19))
+    row.put(cut(kind_words(type(event)), 22 if wide else 18), kind_role(event, desk.mirror))
+    row.to(kind + (24 if wide else 19))
     if subject:
         row.spans([request(subject, 20 if wide else 13, "strong" if subject == desk.selected else "text")])
         row.to(row.x + 2 if wide else row.x + 1)
@@ -82,7 +82,7 @@ def _rest(row: Row, event: Event, width: int) -> None:
     """Add the details for which a wide screen has room."""
     if width < CAUSE_FROM:
         return
-    iteration = getattr(event, "iteration", None) if type(event).__name__ == "SlotMoved" else None
+    iteration = event.iteration if isinstance(event, SlotMoved) else None
     tail = f"stimulus {count(event.cause)}"
     if iteration is not None:
         tail = f"iteration {count(iteration)}  {tail}"
@@ -137,14 +137,15 @@ class Folded(msgspec.Struct, frozen=True):
     def and_before(self, event: Event) -> "Folded":
         """The same with the event in front of them."""
         counts = dict(self.kinds)
-        counts[type(event).__name__] = counts.get(type(event).__name__, 0) + 1
+        kind = kind_words(type(event))
+        counts[kind] = counts.get(kind, 0) + 1
         return Folded(self.seq, event.seq, tuple(counts.items()))
 
     @property
     def text(self) -> str:
-        """``3 IterationAdvanced, 1 BlocksFilled``."""
+        """``iteration advanced 3, blocks filled 1``."""
         kinds = sorted(self.kinds, key=lambda pair: -pair[1])
-        return ", ".join(f"{count(times)} {name}" for name, times in kinds)
+        return ", ".join(f"{name} {count(times)}" for name, times in kinds)
 
 
 Shown = list[tuple[Event | SeenGap | Passed | Folded, int]]
@@ -157,6 +158,7 @@ class Log(View):
     schema = EVENTS
     words = (
         ("seq", "number of the event; none is missing between two"),
+        ("kind", "what became true; a chosen event has its class name below, which filters take"),
         ("stimulus", "number of the call that caused it: events with an equal number happened at once"),
         ("op", "a copy; a candidate is a planned copy"),
     )
@@ -302,7 +304,7 @@ class Log(View):
                 if isinstance(last, Folded):
                     found[-1] = last.and_before(event), 0
                 else:
-                    found.append((Folded(event.seq, event.seq, ((type(event).__name__, 1),)), 0))
+                    found.append((Folded(event.seq, event.seq, ((kind_words(type(event)), 1),)), 0))
             elif fold and last is not None and _alike(desk, event, last):
                 found[-1] = last, more + 1
             else:

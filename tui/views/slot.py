@@ -17,7 +17,7 @@ from ..draw.lifeline import Lifelines, Window, runs, tick_ns, transfer_codes
 from ..draw.spans import BLANK, Line, Row, Span, beside
 from ..draw.table import Table, moved
 from ..draw.words import LIFE_WORDS, prompt_bar
-from ..model.events import concerns, describe
+from ..model.events import concerns, describe, kind_words
 from ..model.numbers import S, count, cut, duration, plain, plural, spoken
 from ..model.slots import SlotRow, limits, prompt_of
 from ..model.waits import ends, sentences, sooner
@@ -372,8 +372,8 @@ def _story(
     now = desk.now_ns
     for event in list(reversed(life.story))[scroll : scroll + max(0, height - 1)]:
         row = Row().put(" " * margin).right(duration(now - event.at_ns), margin + 5, "muted").put("  ")
-        name = 20 if width - margin >= 70 else 15
-        row.put(cut(type(event).__name__, name).ljust(name + 1), "muted")
+        name = 22 if width - margin >= 70 else 15
+        row.put(cut(kind_words(type(event)), name).ljust(name + 1), "muted")
         line = row.put(cut(plain(describe(event, desk.mirror)), max(0, width - 1 - row.x)), "text").line()
         if event.seq == chosen:
             line = Row().spans([Span(span.text, f"{span.role}@sel") for span in line.spans]).line()

@@ -31,6 +31,8 @@ _ORDER = (Condition.REFERENCED, Condition.WRITING, Condition.CACHED, Condition.Q
 
 CHART_ROWS = 7
 SCROLL_PAGE = 10
+LOW_ROWS = 2
+"""Occupancy and bound, below the pools."""
 MAPS_FROM = 50
 """Rows of a screen that has room for maps of three rows beside the curve."""
 MAP_ROWS = 16
@@ -87,16 +89,17 @@ class Tiers(View):
         gap = [BLANK] if desk.tall else []
         maps = 3 if desk.height >= MAPS_FROM else 1
         lines: list[Line] = []
+        low = height < len(pools) * (maps + 4) + LOW_ROWS  # only then the rows lack room for the evictions
         if width >= 190 and len(pools) >= 2:
             pitch = width // len(pools)
             useful = max(-(-len(pool) // (pitch - 4)) for pool in pools)
             maps = max(1, min(useful, MAP_ROWS, height - CHART_ROWS - 9))
             for index, pool in enumerate(pools):
-                lines = beside(lines, self._pool(desk, state, pool, pitch - 2, maps), index * pitch)
+                lines = beside(lines, self._pool(desk, state, pool, pitch - 2, maps, low=False), index * pitch)
             lines += gap
         else:
             for pool in pools:
-                lines += [*self._pool(desk, state, pool, width - 1, maps), *gap]
+                lines += [*self._pool(desk, state, pool, width - 1, maps, low=low and not desk.tall), *gap]
         left = height - len(lines)
         if desk.tall and left >= 8:
             number = 3 if width >= 180 else 2
@@ -108,7 +111,9 @@ class Tiers(View):
             lines += [*gap, _bound(width)]
         return lines
 
-    def _pool(self, desk: Desk, state: CacheState, pool: PoolFacts, width: int, rows: int) -> list[Line]:
+    def _pool(
+        self, desk: Desk, state: CacheState, pool: PoolFacts, width: int, rows: int, *, low: bool
+    ) -> list[Line]:
         capacity = pool.info.capacity_blocks
         places = max(1, len(pool))
         cells = (width - 2) * rows
@@ -138,8 +143,8 @@ class Tiers(View):
             shown = part(drawn, row * (width - 2), (row + 1) * (width - 2))
             lines.append(Row().put(" ").spans(shown).line())
         tier = pool.info.tier
-        again = [evictions_row(desk, state, tier, width)] if desk.tall else []
-        return [*lines, _conditions(desk, pool, width), _numbers(desk, pool, width), *again]
+        again = [] if low else [evictions_row(desk, state, tier, width)]
+        return [*lines, _conditions(desk, pool, width), _numbers(desk, pool, width, low=low), *again]
 
     def _by_place(self, desk: Desk, pool: PoolFacts, per_cell: int, cells: int) -> list[Span]:
         """Cells in the order of places, each showing the most pressing condition in it."""
@@ -208,7 +213,7 @@ def _conditions(desk: Desk, pool: PoolFacts, width: int) -> Line:
     return row.line("", width)
 
 
-def _numbers(desk: Desk, pool: PoolFacts, width: int) -> Line:
+def _numbers(desk: Desk, pool: PoolFacts, width: int, *, low: bool) -> Line:
     """Evictions, thrash, and the hit rate among the blocks that the nearer tiers did not have."""
     flows, now, tier = desk.mirror.flows, desk.now_ns, pool.info.tier
     evicted = flows.evicted.get(pool.info.pool)
@@ -223,7 +228,7 @@ def _numbers(desk: Desk, pool: PoolFacts, width: int) -> Line:
     share = f"{flows.about(now, 60)}{tenth(back, gone)} % of {brief(gone)}" if gone else "–"
     row.put("thrash ", "muted").put(share, "text")
     row.put("  ")
-    if not desk.tall:
+    if low:
         half, _, blocks = _again_ages(state, pool)
         row.put("again ", "muted").put(duration(half), "text")
         if blocks and row.x + 30 < width:

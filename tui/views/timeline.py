@@ -26,7 +26,7 @@ from ..draw.lifeline import STEPS_NS, Lifelines, Limits, Window, joined, runs, t
 from ..draw.spans import Line, Row, Span, Zone, fit, part
 from ..draw.table import Table, moved
 from ..draw.words import LIFE_WORDS
-from ..model.events import cause_of, describe, effect_of, entry_name
+from ..model.events import cause_of, describe, effect_of, entry_name, kind_words
 from ..model.lints import slot_level
 from ..model.numbers import S, count, cut, duration, plain, plural, spoken
 from ..model.places import distance, seq_at
@@ -43,7 +43,10 @@ RETRY_NS: Final = S
 CELL_MAX_NS: Final = 60 * 60 * S
 CELL_MIN_NS: Final = 1_000_000
 FIT_LIVES: Final = 40
-"""The first window covers about as much as the newest lives that fit on a screen."""
+"""The first window covers about as much as the lives that fit on a screen."""
+FIT_AGES: Final = 4
+"""A life that began this many times as long ago as half of these does not widen the first window: one stuck request
+would leave a single cell to each of the others."""
 SPAN_MIN_NS: Final = S // 5
 """The first window is never shorter than this."""
 FINE_NS: Final = tuple(
@@ -235,20 +238,20 @@ class EventFeet:
             first.spans(words.state(event.old, desk.glyphs)).put(" → ", "muted")
             first.spans(words.state(event.new, desk.glyphs))
         else:
-            first.put(f"{type(event).__name__}  ", "text")
+            first.put(f"{kind_words(type(event))}  ", "text")
             first.put(cut(plain(describe(event, desk.mirror)), max(0, width - 2 - first.x)), "muted")
         _mark(desk, first, event.seq, cursor_ns)
         traced = self._trace(desk, event)
         second.put("cause  ", "muted")
         if traced.cause is not None:
-            second.put(f"{type(traced.cause).__name__} {count(traced.cause.seq)}", "text")
+            second.put(f"{kind_words(type(traced.cause))} {count(traced.cause.seq)}", "text")
         else:
             second.put(f"stimulus {count(event.cause)}", "text")
         if type(event) is ev.SlotMoved:
             second.put(f"  {entry_name(event.entry)}, iteration {count(event.iteration)}", "muted")
         effect = traced.effect
         second.put("   effect  ", "muted")
-        second.put("–" if effect is None else f"{type(effect).__name__} {count(effect.seq)}  ", "text")
+        second.put("–" if effect is None else f"{kind_words(type(effect))} {count(effect.seq)}  ", "text")
         if effect is not None and width >= 100:
             second.put(cut(plain(describe(effect, desk.mirror)), max(0, width - second.x - 2)), "muted")
         return [first.line("", width - 1), second.line("", width - 1)]
@@ -409,8 +412,9 @@ class Timeline(View):
     def _window(self, desk: Desk, lives: list[Life], cells: int, now: int) -> Window:
         cell = self.cell_ns
         if cell is None:
-            starts = [life.first_known_ns() for life in (lives if self.packed else lives[:FIT_LIVES])]
-            span = max(SPAN_MIN_NS, now - min(starts, default=now))
+            ages = sorted(now - life.first_known_ns() for life in (lives if self.packed else lives[:FIT_LIVES]))
+            far = sys.maxsize if self.packed or not ages else FIT_AGES * ages[len(ages) // 2]
+            span = max(SPAN_MIN_NS, max((age for age in ages if age <= far), default=0))
             cell = next((step for step in FINE_NS if step * cells >= span), CELL_MAX_NS)
             if not self.packed and self._fitted_ns is not None and span <= self._fitted_ns * cells <= 2 * span:
                 cell = self._fitted_ns

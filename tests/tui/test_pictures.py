@@ -21,6 +21,7 @@ from recordings.screens import make  # noqa: E402
 from recordings.screens.film import film  # noqa: E402
 
 
+@pytest.mark.timeout(600)  # 35 s of CPU: minutes beside others
 def test_the_pictures_are_what_the_code_draws() -> None:
     assert make.stale() == [], "make screens draws them again"
 

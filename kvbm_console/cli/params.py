@@ -25,6 +25,8 @@ _UNITS_NS: Final = {
 }
 _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(ns|us|µs|ms|s|m|h)")
 
+_SHARD: Final = re.compile(r"([0-9]{1,4})/([0-9]{1,4})")
+
 NUMBER: Final = click.IntRange(1, NUMBER_MAX)
 """Highest id of a hold or breakpoint that the protocol can carry."""
 
@@ -63,6 +65,21 @@ class Duration(click.ParamType):  # type: ignore[type-arg]
         if not self.least_ns <= nanoseconds <= self.most_ns:
             self.fail(f"must be {self.bound}, got {value!r}", param, ctx)
         return nanoseconds
+
+
+class Shard(click.ParamType):  # type: ignore[type-arg]
+    """``K/N``: the K-th of N parts."""
+
+    name = "shard"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, int]:
+        """K and N; refuses a part that there is not."""
+        if isinstance(value, tuple):
+            return value
+        match = _SHARD.fullmatch(str(value))
+        if match is None or not 1 <= int(match[1]) <= int(match[2]):
+            self.fail(f"must be K/N with K from 1 to N, such as 1/4, got {value!r}", param, ctx)
+        return int(match[1]), int(match[2])
 
 
 class Speed(click.ParamType):  # type: ignore[type-arg]

@@ -18,10 +18,11 @@ import click
 from kvbm_console.addresses import DEFAULT_SOCKET, socket_address
 from kvbm_console.cli.machine import daemon_options, machine_line, recording_flags, workload_options
 from kvbm_console.cli.output import print_result, warn
-from kvbm_console.cli.params import Listen, Name, format_option
+from kvbm_console.cli.params import Listen, Name, Shard, format_option
 from kvbm_console.cli.summary import carried_well, summary_text
 
 if TYPE_CHECKING:
+    from kvbm_console.engines.kv_events.address import Publisher
     from server.daemon import Daemon
 
 THREADS_GRACE_S: Final = 0.2
@@ -34,6 +35,9 @@ THREADS_GRACE_S: Final = 0.2
 @click.option("--engine", "engines", metavar="ADDRESS", multiple=True,
               help="Follow a real engine's KV events: zmq:HOST:PORT[?replay=PORT&topic=NAME&ranks=N&bind=1], or "
                    "http://HOST:PORT to find them, or lmcache://HOST:PORT?model=NAME. May be given several times.")
+@click.option("--shard", type=Shard(), metavar="K/N",
+              help="With --engine: follow every N-th publisher of these engines, from the K-th on. N daemons, with K "
+                   "from 1 to N, follow all of them, each in a process of its own.")
 @click.option("--metrics", metavar="HOST:PORT",
               help="Serve Prometheus metrics at http://HOST:PORT/metrics: totals only, no request is named. Beyond the "
                    "loopback by https, for scrapers that show the token (Authorization: Bearer).")
@@ -73,7 +77,7 @@ THREADS_GRACE_S: Final = 0.2
 def serve(
     workload: str | None, engines: tuple[str, ...], listen: str | None, exit_when_done: bool, form: str,
     segment_size: str | None, segment_time: str | None, keep: str | None, sync: str, seconds: float | None, name: str,
-    broker: str | None, **flags: Any,
+    broker: str | None, shard: tuple[int, int] | None, **flags: Any,
 ) -> int:
     """The daemon: leader, engine, recorder and stream.
 
@@ -87,6 +91,8 @@ def serve(
         raise click.UsageError("--exit-when-done needs --workload: otherwise the daemon serves engines until stopped")
     if engines and workload is not None:
         raise click.UsageError("--engine follows a real engine, --workload runs a simulated engine: give only one flag")
+    if shard is not None and not engines:
+        raise click.UsageError("--shard needs --engine: it divides the publishers of engines")
     from kvbm_console.cli.streams import find_publishers
     from kvbm_console.client.broker import broker_address
     from kvbm_console.recording.options import recording_options
@@ -94,6 +100,8 @@ def serve(
     publishers = tuple(
         publisher for address in engines for publisher in find_publishers(address, wait=True, seconds=seconds)
     )
+    if shard is not None:
+        publishers = _part(publishers, *shard)
     recording = recording_options(segment_size=segment_size, segment_time=segment_time, keep=keep, sync=sync)
     options = daemon_options(
         workload=workload, listen=listen or socket_address(DEFAULT_SOCKET), exit_when_done=exit_when_done,
@@ -116,6 +124,13 @@ def serve(
     status = 0 if carried_well(summary["carried"]) else 1
     _end_without_stuck_threads(before, status)
     return status
+
+
+def _part(publishers: "tuple[Publisher, ...]", part: int, parts: int) -> "tuple[Publisher, ...]":
+    """The publishers of this shard. Raises ``UsageError`` if it has none."""
+    if parts > len(publishers):
+        raise click.UsageError(f"--shard must have at most {len(publishers)} parts, one a publisher, got {parts}")
+    return publishers[part - 1 :: parts]
 
 
 def _end_without_stuck_threads(before: Collection[threading.Thread], status: int) -> None:

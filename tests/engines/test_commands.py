@@ -234,6 +234,35 @@ def test_serve_follows_records_and_marks_doubt(
     assert verify(tmp_path / "r").ok
 
 
+def test_shards_follow_each_publisher_once(
+    engines: Callable[..., Engine], daemon: Callable[..., subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    """Daemons with the same addresses divide the publishers, and a fleet shows all of them."""
+    published = [engines() for _ in range(3)]
+    for blocks, one in enumerate(published, start=1):
+        one.publish([stored(*range(10 * blocks, 11 * blocks))])
+    addresses = [word for one in published for word in ("--engine", address(one))]
+    targets = [f"unix:{tmp_path}/{part}.sock" for part in (1, 2)]
+    for part, target in enumerate(targets, start=1):
+        daemon("--listen", target, "--shard", f"{part}/2", *addresses)
+    for target, blocks in zip(targets, (1 + 3, 2), strict=True):
+        found = status_until(target, lambda found, blocks=blocks: found["tiers"]["g1"]["resident_blocks"] == blocks)
+        assert len(found["publishers"]) == (blocks + 1) // 2
+    fleet = json.loads(run("fleet", *targets, "--format", "json").stdout)
+    assert {row["target"] for row in fleet["daemons"]} == set(targets)
+
+
+def test_serve_refuses_a_shard_that_there_is_not() -> None:
+    one = ("--engine", "zmq:127.0.0.1:1?ranks=2")
+    for words, said in (
+        ((*one, "--shard", "3/2"), "K/N"), ((*one, "--shard", "0/2"), "K/N"), ((*one, "--shard", "2"), "K/N"),
+        ((*one, "--shard", "1/3"), "at most 2 parts"), (("--shard", "1/2"), "--shard needs --engine"),
+    ):
+        found = run("serve", *words)
+        assert found.returncode == 2
+        assert said in found.stderr.strip().splitlines()[-1]
+
+
 def test_without_the_extra_captures_are_read_and_streams_are_refused_in_one_sentence(tmp_path: Path) -> None:
     program = "import sys; sys.modules['zmq'] = None; from kvbm_console.cli.main import main; main()"
     path = write_capture(tmp_path / "frames.bin", batch(stored(1)))

@@ -5,10 +5,16 @@ For each direction, latency and time of a byte are fitted to the wire times by l
 below 0. Copies of one size do not tell the two apart, so their latency counts as 0. Fewer than ``COPIES_MIN`` copies
 have a latency alone.
 
+A real engine orders the store of a block with the step that computes it, and the copy begins behind that step. It
+learns of the end of a copy when a step ends. The copy ended at some moment of that step, so the middle of the step
+counts.
+
 Law of this file: a fit comes with its standard errors, with the errors of its copies, and with the sizes that it saw.
 """
 
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
@@ -19,7 +25,7 @@ from kvbm_console.core.columns import ID_BYTES
 from kvbm_console.core.config import SECOND_NS
 from kvbm_console.core.ids import CandidateStatus, Route
 from kvbm_console.planning.fitting import Errors, errors_of, nonnegative, standard_errors
-from kvbm_console.planning.measured import origins_of
+from kvbm_console.planning.measured import of_recording, origins_of
 from kvbm_console.recording.reader import Recording
 from kvbm_console.simulator.link import DEFAULT_LINKS, TOKEN_BYTES, LinkSpec
 from kvbm_console.simulator.machine import SimulatedMachine
@@ -67,10 +73,13 @@ class LinkFit(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(usual, base_latency_ns=self.latency_ns, bytes_per_s=self.bytes_per_s)
 
 
-def copies_of(recording: Recording, block_bytes: int, times: dict[int, int]) -> list[CopyTime]:
+def copies_of(
+    recording: Recording, block_bytes: int, times: dict[int, int], begun_ns: Sequence[float] = ()
+) -> list[CopyTime]:
     """The copies of a recording that were seen from their promotion to their end.
 
     ``block_bytes`` counts where the engine tells no bytes, and ``times`` has the engine's own times by cause.
+    ``begun_ns`` are the begins of steps, for an engine that looks for ended copies when a step ends.
     """
     found: list[CopyTime] = []
     pools: dict[int, ev.PoolKnown] = {}
@@ -95,8 +104,17 @@ def copies_of(recording: Recording, block_bytes: int, times: dict[int, int]) -> 
                 size = blocks * block_bytes if start.size_bytes is None else start.size_bytes
                 if size > 0 and at_ns > start_ns >= promoted_ns:
                     route = Route(10 * source.tier + target.tier)
-                    found.append(CopyTime(route, size, start_ns - promoted_ns, at_ns - start_ns))
+                    wire_ns = at_ns - start_ns if not begun_ns else _on_wire(start_ns, at_ns, route, begun_ns)
+                    found.append(CopyTime(route, size, start_ns - promoted_ns, wire_ns))
     return found
+
+
+def _on_wire(start_ns: int, ended_ns: int, route: Route, begun_ns: Sequence[float]) -> int:
+    """The time of a copy that began with a step, or behind it, and ended in the step that ends at ``ended_ns``."""
+    if not route.is_load:
+        start_ns = round(begun_ns[min(bisect_right(begun_ns, start_ns), bisect_left(begun_ns, ended_ns) - 1)])
+    before_ns = max(start_ns, begun_ns[bisect_left(begun_ns, ended_ns) - 1])
+    return max(1, round((before_ns + ended_ns) / 2) - start_ns)
 
 
 def copies_in(recording: Recording) -> list[CopyTime]:
@@ -105,7 +123,8 @@ def copies_in(recording: Recording) -> list[CopyTime]:
     machine = SimulatedMachine.of_labels(about.config, about.labels)
     own = None if machine is None else machine.engine.token_bytes * about.config.block_tokens
     block_bytes = recording.block_bytes or own or TOKEN_BYTES * about.config.block_tokens
-    return copies_of(recording, block_bytes, origins_of(recording))
+    begun_ns = of_recording(recording).begun_ns if machine is None else ()
+    return copies_of(recording, block_bytes, origins_of(recording), begun_ns)
 
 
 def fit_links(copies: list[CopyTime]) -> list[LinkFit]:

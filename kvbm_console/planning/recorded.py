@@ -31,11 +31,14 @@ from kvbm_console.core.config import LeaderConfig
 from kvbm_console.core.errors import UsageError
 from kvbm_console.core.eviction.policy import PolicyConfig
 from kvbm_console.core.ids import Authority, FinishReason, Tier
+from kvbm_console.core.instructions import StartTransfer
+from kvbm_console.core.state import CacheState
 from kvbm_console.planning.measured import Measured, of_recording, origins_of
 from kvbm_console.planning.options import BLOCK_TOKENS, Geometry
 from kvbm_console.recording.reader import Recording
 from kvbm_console.simulator.config import EngineConfig
 from kvbm_console.simulator.hashing import generated_hashes
+from kvbm_console.simulator.link import Fault
 from kvbm_console.simulator.machine import SimulatedMachine
 from kvbm_console.simulator.workloads import Capacities, Request
 
@@ -61,6 +64,8 @@ class RecordedLoad(msgspec.Struct, frozen=True):
     hit_blocks: tuple[int, int, int, int]
     """Full prompt blocks of the recorded admissions, and those found in G1 to G4."""
     notes: list[str]
+    failed_loads: dict[tuple[str, int], Fault] = {}
+    """Request and number of its load, from 0 in the order of their beginnings, to the fault of that load."""
 
     @property
     def hit_rate(self) -> float | None:
@@ -123,6 +128,31 @@ class RecordedWorkload:
         """None: each request has its own time."""
         return None
 
+    def faults(self, state: CacheState) -> Callable[[StartTransfer], Fault | None] | None:
+        """The faults of a mover whose loads fail as the recorded ones did, None if none did.
+
+        ``state`` is that of the leader that orders the copies.
+        """
+        failed = self.run.failed_loads
+        if not failed:
+            return None
+        loads: Counter[str] = Counter()
+
+        def fault(order: StartTransfer) -> Fault | None:
+            slot = state.candidates[state.operations[order.operation].candidate].slot
+            if slot is None or not order.route.is_load:
+                return None
+            request = state.slots[slot].request
+            loads[request] += 1
+            found = failed.get((request, loads[request] - 1))
+            if found is None or not found.blocks:
+                return found
+            # A load of another machine can be shorter.
+            blocks = {min(block // self._together, order.blocks - 1) for block in found.blocks}
+            return msgspec.structs.replace(found, blocks=tuple(sorted(blocks)))
+
+        return fault
+
     def _joined(self, request: Request) -> Request:
         """The request in larger blocks; the hash of a block is that of its last part."""
         many, first = self._together, len(request.hashes)
@@ -174,8 +204,8 @@ class _Life:
     """A slot, or a chain of a stream."""
 
     __slots__ = (
-        "clones", "computed", "ended", "event", "filled", "hashes", "known", "last_ns", "opened_ns", "parent",
-        "prompt",
+        "clones", "computed", "ended", "event", "filled", "hashes", "known", "last_ns", "loads", "opened_ns", "parent",
+        "prompt", "went_on",
     )
 
     def __init__(self, event: Any, hashes: tuple[int, ...], prompt: int) -> None:
@@ -189,8 +219,12 @@ class _Life:
         """Hashes of blocks behind the prompt, in their order."""
         self.computed = 0
         self.ended: ev.SlotMoved | None = None
+        self.went_on = False
+        """True if it lost hits: other engines end a request whose load fails."""
         self.clones: list[_Life] = []
         self.parent: _Life | None = None
+        self.loads: list[Fault | None] = []
+        """Its loads in their order, each with its fault if it went on without what failed."""
 
 
 class _Reading:
@@ -222,6 +256,10 @@ class _Reading:
         """Device blocks to their holders."""
         self._resident: dict[int, set[int]] = {}
         self._live: dict[int, _Life] = {}
+        self._planned: dict[int, _Life] = {}
+        """Candidate of a load to its slot, until it becomes an operation."""
+        self._loads: dict[int, tuple[_Life, int]] = {}
+        """Operation of a load to its slot, and to its number among the loads of that slot."""
         self._parent: dict[int, int] = {}
         """Block of a stream to the block that it continues."""
         self._tip: dict[int, _Life] = {}
@@ -285,6 +323,7 @@ class _Reading:
         life = self._live.get(event.slot)
         if life is not None:
             self.hits[_source_of(life)][event.tier - 1] -= event.blocks
+            life.went_on = True
 
     def pool(self, event: ev.PoolKnown) -> None:
         self.pools[event.pool] = event
@@ -292,6 +331,25 @@ class _Reading:
     def copy_begun(self, event: ev.OperationStarted) -> None:
         if event.size_bytes is not None and event.blocks:
             self.copied = (self.copied[0] + event.blocks, self.copied[1] + event.size_bytes)
+
+    def load_planned(self, event: ev.CandidatePlanned) -> None:
+        life = None if event.slot is None else self._live.get(event.slot)
+        if life is not None and event.route.is_load:
+            self._planned[event.candidate] = life
+
+    def load_promoted(self, event: ev.CandidatePromoted) -> None:
+        life = self._planned.pop(event.candidate, None)
+        if life is not None:
+            self._loads[event.operation] = life, len(life.loads)
+            life.loads.append(None)
+
+    def load_failed(self, event: ev.OperationReported) -> None:
+        if event.ok or event.operation not in self._loads:
+            return
+        life, number = self._loads[event.operation]
+        before = life.loads[number] or Fault(ranks=(), error=event.error)
+        blocks = () if not event.failed else (*before.blocks, *unpack_ids(event.failed))
+        life.loads[number] = Fault((*(before.ranks or ()), event.rank), blocks, before.error)
 
     def person(self, event: ev.Event) -> None:
         self.people += 1
@@ -361,7 +419,9 @@ _LOOK: Final[dict[type[ev.Event], Any]] = {
     ev.SlotClosed: _Reading.closed, ev.BlocksFilled: _Reading.blocks_filled,
     ev.DeviceBlocksAssigned: _Reading.assigned, ev.DeviceBlocksReleased: _Reading.released,
     ev.IterationAdvanced: _Reading.advanced, ev.PrefixScored: _Reading.scored, ev.HitsLost: _Reading.lost,
-    ev.PoolKnown: _Reading.pool, ev.OperationStarted: _Reading.copy_begun, ev.SlotHeld: _Reading.person,
+    ev.PoolKnown: _Reading.pool, ev.OperationStarted: _Reading.copy_begun,
+    ev.CandidatePlanned: _Reading.load_planned, ev.CandidatePromoted: _Reading.load_promoted,
+    ev.OperationReported: _Reading.load_failed, ev.SlotHeld: _Reading.person,
     ev.Frozen: _Reading.person, ev.ResetBegun: _Reading.person, ev.DrainBegun: _Reading.person,
     ev.BlocksSeen: _Reading.seen,
 }
@@ -420,7 +480,11 @@ class _Run:
         hits = self.reading.hits.get(engine, [0, 0, 0, 0])
         return RecordedLoad(
             f"recording:{self.text}", size, machine, exact, requests, self.reading.prompt_blocks.get(engine, 0),
-            (hits[0], hits[1], hits[2], hits[3]), self.notes,
+            (hits[0], hits[1], hits[2], hits[3]), self.notes, {
+                (life.event.request, number): fault for life in lives
+                if life.went_on and isinstance(life.event, ev.SlotOpened)
+                for number, fault in enumerate(life.loads) if fault is not None
+            },
         )
 
     def _chosen(self, engine: int | None) -> int:
@@ -497,7 +561,7 @@ class _Run:
         )
         from kvbm_console.planning.copies import copies_of, fit_links, links_with  # NumPy, as above
 
-        copies = copies_of(self.recording, size * config.token_bytes, self.times)
+        copies = copies_of(self.recording, size * config.token_bytes, self.times, measured.begun_ns)
         return SimulatedMachine(
             leader=leader, engine=self._timed(config, measured), links=links_with(fit_links(copies))
         )
@@ -567,7 +631,10 @@ class _Run:
         if reading.people:
             self.notes.append(f"people held, reset, drained or froze {reading.people} times, which is not replayed")
         if len({pool.group for pool in devices}) > 1:
-            self.notes.append("the engine has several groups of blocks, and the first one is replayed")
+            self.notes.append(
+                "the engine has several groups of blocks, and the first one is replayed: hits that miss a block of "
+                "another group count as hits"
+            )
         if not isinstance(lives[0].event, ev.SlotOpened):
             self.notes.append("a stream names stored blocks and no request, so every request had a miss")
 

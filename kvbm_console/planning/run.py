@@ -19,6 +19,7 @@ from kvbm_console.core.stimuli import ResetRequested
 from kvbm_console.planning.ledger import MachineLedger
 from kvbm_console.planning.meter import Meter, RequestRecord, StatsLine
 from kvbm_console.planning.options import SimulateOptions
+from kvbm_console.planning.recorded import RecordedWorkload
 from kvbm_console.planning.report import InstanceMeasures, make_report, measure
 from kvbm_console.planning.tiered import TieredLedger
 from kvbm_console.planning.traces import note_of, parse_trace
@@ -156,6 +157,8 @@ def build_rig(options: SimulateOptions, workload: Workload, meter: Meter, *, win
         options.leader_config(), engine_config(options), workload, publish=meter, hosts=options.hosts,
         check=options.check, audit_every=AUDIT_EVERY, links=options.links(), with_bytes=options.with_bytes,
     )
+    if isinstance(workload, RecordedWorkload):
+        rig.mover.faults = workload.faults(rig.leader.state)
     meter.watch(rig.leader.state)
     if windows:
         def begin() -> None:
@@ -171,10 +174,13 @@ def build_ledger(
 ) -> MachineLedger:
     """An instance without events, for options that are ``counted``."""
     if options.tiered:
-        return TieredLedger(
+        ledger = TieredLedger(
             options.leader_config(), options.links(), engine_config(options), workload,
             stats_every=options.stats_every, stats=stats, windows=windows, ended=ended,
         )
+        if isinstance(workload, RecordedWorkload):
+            ledger.mover.faults = workload.faults(ledger.leader.state)
+        return ledger
     return MachineLedger(
         engine_config(options), workload, options.block_size, stats_every=options.stats_every, stats=stats,
         windows=windows, ended=ended,

@@ -26,7 +26,7 @@ from kvbm_console.core.leader.pipeline import report
 from kvbm_console.core.leader.requests import end, preempt
 from kvbm_console.core.leader.slots import move
 from kvbm_console.core.slots import SlotFacts
-from kvbm_console.core.stimuli import ResetRequested, Stimulus, TransferFinished, TransferStarted
+from kvbm_console.core.stimuli import ResetRequested, Stimulus, TransferFailed, TransferFinished, TransferStarted
 from kvbm_console.dispatch import Dispatcher, start_leader
 from kvbm_console.planning.ledger import MachineLedger
 from kvbm_console.planning.meter import RequestRecord, StatsLine, device_of, stats_of
@@ -79,7 +79,7 @@ class TieredLedger(MachineLedger):
         self._port = StimulusPort(self._dispatcher.port(SOURCE))
         self._used = 0
         start_leader(self._dispatcher)
-        mover = LinkMover(
+        mover = self.mover = LinkMover(
             calendar, self, config.token_bytes * leader.block_tokens, links=links, asynchronous=leader.asynchronous,
         )
         self._dispatcher.mover = mover
@@ -157,10 +157,18 @@ class TieredLedger(MachineLedger):
         """A copy has begun or ended."""
         if kind is TransferStarted:
             self._decide(_begun, args[0])
-        else:
-            assert kind is TransferFinished
+        elif kind is TransferFinished:
             operation, epoch, rank = args
             self._decide(report, operation, epoch, rank, True, "", b"")
+        else:
+            assert kind is TransferFailed
+            operation, epoch, rank, error, failed = args
+            state = self.leader.state
+            number = state.candidates[state.operations[operation].candidate].slot
+            self._decide(report, operation, epoch, rank, False, error, failed)
+            slot = None if number is None else state.slots.get(number)
+            if slot is not None and self._ended is not None:
+                self._records[slot.request].hits = slot.hits
         self._carry_out()
 
     # --- the engine's side (EnginePort) ---

@@ -13,7 +13,8 @@ from click.testing import CliRunner
 from kvbm_console.cli.main import cli
 from kvbm_console.core.config import LeaderConfig
 from kvbm_console.core.ids import Route
-from kvbm_console.planning.copies import CopyTime, copies_in, fit_links
+from kvbm_console.planning.copies import CopyTime, copies_in, copies_of, fit_links
+from kvbm_console.planning.measured import origins_of
 from kvbm_console.planning.profile import read_profile
 from kvbm_console.recording.reader import Recording
 from kvbm_console.simulator.config import EngineConfig
@@ -22,6 +23,7 @@ from kvbm_console.simulator.link_settings import read_links
 from kvbm_console.simulator.machine import SimulatedMachine
 from kvbm_console.simulator.multiturn import Multiturn, Settings
 from tests.planning.test_recorded import recorded
+from tests.tap.kept import run_of
 
 
 @pytest.fixture(scope="module")
@@ -68,6 +70,22 @@ def test_noise_is_stated_and_the_link_is_found_within_it() -> None:
     assert abs(fit.latency_ns - 50_000) <= 4 * latency_error
     assert abs(2**30 * 1e9 / fit.bytes_per_s - 2**30 / 12) <= 4 * gib_error
     assert 0.03 < fit.errors.median < 0.07
+
+
+def test_a_copy_of_a_real_engine_ends_within_a_step(tmp_path: Path) -> None:
+    """A load of vLLM in ``trouble`` ends in the third step, a store too, and its bytes go from the second step on."""
+    run_of("trouble").record(tmp_path, [64])
+    recording = Recording.open(tmp_path)
+    found = copies_in(recording)
+    plain = copies_of(recording, recording.block_bytes or 1, origins_of(recording))
+    assert len(found) == len(plain)
+    for ours, told in zip(found, plain, strict=True):
+        assert ours.wire_ns < told.wire_ns
+    loads = [copy.wire_ns for copy in found if copy.route is Route.G2_G1]
+    stores = [copy.wire_ns for copy in found if copy.route is Route.G1_G2]
+    assert min(told.wire_ns - ours.wire_ns for ours, told in zip(found, plain, strict=True)) >= 4_000_000
+    assert min(loads) > 20_000_000
+    assert min(stores) > 12_000_000
 
 
 def test_a_few_copies_have_a_latency_alone() -> None:

@@ -70,6 +70,8 @@ policy_options = options(
                  help="How long the blocks of a request with a priority are kept before others.  [default: 60]"),
     click.option("--disk-admission", type=int, metavar="K",
                  help="Write a block to disk only when K requests have used it.  [default: 0, at once]"),
+    click.option("--used-at-end", is_flag=True, default=None,
+                 help="The end of a request uses its blocks once more, as in vLLM's host tier."),
 )
 """The parameters of the policies."""
 
@@ -278,7 +280,7 @@ SIZES: Final = {
 
 POLICY_FLAGS: Final[tuple[str, ...]] = (
     "policy", "preset", "frequency_weight", "frequency_credit_s", "half_life_s", "pin_tail_tokens", "pin_ttl_s",
-    "priority_ttl_s", "disk_admission",
+    "priority_ttl_s", "disk_admission", "used_at_end",
 )
 """Flags that together make a ``PolicyConfig``."""
 ENGINE_FLAGS: Final[tuple[str, ...]] = (

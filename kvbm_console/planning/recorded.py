@@ -557,7 +557,7 @@ class _Run:
         leader = LeaderConfig(
             block_tokens=size, g2_blocks=below[Tier.G2], g3_blocks=below[Tier.G3], offload_law="order",
             offload_threshold=0.0, offload_prompt_only=self.reading.prompts_only,
-            eviction=PolicyConfig(policy="simple_lru"),
+            eviction=PolicyConfig(policy="simple_lru", used_at_end=True),
         )
         from kvbm_console.planning.copies import copies_of, fit_links, links_with  # NumPy, as above
 

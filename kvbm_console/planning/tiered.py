@@ -23,7 +23,7 @@ from kvbm_console.core.leader.decider import Decider
 from kvbm_console.core.leader.iterations import Appended, date_early, fill, remember_early
 from kvbm_console.core.leader.lookups import admit, assign, match, open_slot
 from kvbm_console.core.leader.pipeline import report
-from kvbm_console.core.leader.requests import end, preempt
+from kvbm_console.core.leader.requests import end, preempt, use_ended
 from kvbm_console.core.leader.slots import move
 from kvbm_console.core.slots import SlotFacts
 from kvbm_console.core.stimuli import ResetRequested, Stimulus, TransferFailed, TransferFinished, TransferStarted
@@ -236,6 +236,8 @@ class TieredLedger(MachineLedger):
             self._append(leader, plan, iteration)
         last, slots = iteration + plan.steps - 1, tuple([self._slot(name).slot for name in plan.progressed])
         leader.emit(ev.IterationAdvanced, last, plan.steps, running, waiting, slots, tuple(plan.positions))
+        if leader.memory.used_at_end:
+            use_ended(leader)
         leader.memory.issued.clear()
 
     def _append(self, leader: Decider, plan: Plan, iteration: int) -> None:

@@ -143,7 +143,7 @@ def test_a_bad_key_is_one_sentence_that_names_file_and_section(
 
 def test_the_tables_name_every_flag_of_the_cache() -> None:
     named = {flag.replace("-", "_") for flag, _, _ in CACHE}
-    assert named == set(CACHE_FLAGS) - {"compat", "kv_offload_prompt_only"}, "a switch has no bad value"
+    assert named == set(CACHE_FLAGS) - {"compat", "kv_offload_prompt_only", "used_at_end"}, "a switch has no bad value"
     for command in ("simulate", "serve", "demo"):
         assert named <= {flag.replace("-", "_") for flag in options_of(command)}, "one definition for all of them"
     numbers = (click.types.IntParamType, click.types.FloatParamType)

@@ -14,7 +14,17 @@ from click.testing import CliRunner, Result
 
 from kvbm_console.cli.main import cli
 from kvbm_console.core.columns import unpack_hashes
-from kvbm_console.core.events import BlocksSeen, Event, SlotMoved, StimulusRejected
+from kvbm_console.core.config import LeaderConfig
+from kvbm_console.core.events import (
+    BlocksEvicted,
+    BlocksSeen,
+    Event,
+    HitsLost,
+    SlotMoved,
+    SlotOpened,
+    StimulusRejected,
+)
+from kvbm_console.core.eviction.policy import PolicyConfig
 from kvbm_console.core.ids import FinishReason, SlotState
 from kvbm_console.core.leader import Outcome
 from kvbm_console.core.stimuli import Stimulus
@@ -23,9 +33,10 @@ from kvbm_console.planning.options import SimulateOptions
 from kvbm_console.planning.recorded import RecordedLoad, RecordedWorkload, read_run
 from kvbm_console.planning.run import build_rig, simulate
 from kvbm_console.recording.reader import Recording
+from kvbm_console.simulator.config import EngineConfig
 from kvbm_console.simulator.embedded import build
 from kvbm_console.simulator.machine import SimulatedMachine
-from kvbm_console.simulator.workloads import Request, Workload
+from kvbm_console.simulator.workloads import Capacities, GivenRequests, Request, Workload
 from recordings.scenarios import SCENARIOS
 from tests.planning.test_tiered import machine_of
 from tests.recording.helpers import Run
@@ -143,9 +154,9 @@ def test_clients_go_away_in_every_state(tmp_path: Path) -> None:
 
 
 PEOPLE = {
-    "breakpoint-hold", "reset", "drain", "stuck-slot", "failed-load", "gap", "two-hosts", "late-rank", "two-ranks",
+    "breakpoint-hold", "reset", "drain", "stuck-slot", "gap", "two-hosts", "late-rank", "two-ranks",
 }
-"""Recordings in which a person, a fault or a second rank took part."""
+"""Recordings in which a person, a lost report or a second rank took part."""
 
 
 @pytest.mark.parametrize("name", [scenario.name for scenario in SCENARIOS if scenario.name not in PEOPLE])
@@ -158,9 +169,12 @@ def test_the_recordings_of_this_project_are_replayed_event_for_event(name: str) 
 # --- real engines ---
 
 
-@pytest.mark.parametrize("name", ["alone", "refused", "chats"])
+@pytest.mark.parametrize("name", ["alone", "refused", "chats", "trouble"])
 def test_a_recording_of_vllm_has_the_hits_of_vllm(name: str, tmp_path: Path) -> None:
-    """The scheduler's own hits within a point. The last two have a host tier, and ``refused`` a load that fails."""
+    """The scheduler's own hits within a point. All but the first have a host tier.
+
+    In ``refused`` a load that fails ends its request, and in ``trouble`` every third load fails and is computed.
+    """
     run_of(name).record(tmp_path, [64])
     run = read_run(str(tmp_path))
     assert not run.exact
@@ -168,6 +182,50 @@ def test_a_recording_of_vllm_has_the_hits_of_vllm(name: str, tmp_path: Path) -> 
     assert run.hit_rate is not None
     assert abs(document["prefix_hit_rate"] - run.hit_rate) < 0.01
     assert document["requests_completed"] == len(run.requests) - document["requests_aborted"]
+
+
+def test_the_loads_that_failed_fail_again(tmp_path: Path) -> None:
+    """One of the seven requests finds all of its prefix on the device in the replay, so it has no load to fail."""
+    run_of("trouble").record(tmp_path, [64])
+    run = read_run(str(tmp_path))
+    assert len(run.failed_loads) == 7
+    lost: dict[str, int] = {}
+    slots: dict[int, str] = {}
+    for event in replayed(run):
+        if isinstance(event, SlotOpened):
+            slots[event.slot] = event.request
+        elif isinstance(event, HitsLost):
+            lost[slots[event.slot]] = event.blocks
+    assert {request for request, _ in run.failed_loads} - set(lost) == {"s6t2"}
+    assert lost["s0t1"] == 1
+    options = options_of(run)
+    assert simulate(options).document == simulate(options, leader=True).document
+
+
+def test_the_end_of_a_request_uses_its_blocks() -> None:
+    """Two requests fill the host tier. The one that came first ends last, so its blocks stay if its end counts."""
+    def first_victims(used_at_end: bool) -> tuple[int, ...]:
+        policy = PolicyConfig(policy="simple_lru", used_at_end=used_at_end)
+        leader = LeaderConfig(
+            g2_blocks=4, offload_threshold=0.0, offload_law="order", offload_prompt_only=True,
+            eviction=policy,
+        )
+        requests = [
+            Request("long", 0, (1, 2), (3, 4), 33, 40), Request("short", 1, (11, 12), (), 33, 2),
+            Request("late", 10**10, (21, 22), (), 33, 2),
+        ]
+        load = GivenRequests("given", requests, Capacities(16, 16, 4, 0, 512))
+        taking = Taking()
+        rig = build(leader, EngineConfig(g1_blocks=16), load, publish=taking)
+        taking.watch(rig.leader.state)
+        rig.run_to_end()
+        return next(
+            tuple(unpack_hashes(event.hashes)) for events in taking.events for event in events
+            if isinstance(event, BlocksEvicted)
+        )
+
+    assert first_victims(used_at_end=False) == (2, 1)
+    assert first_victims(used_at_end=True) == (12, 11)
 
 
 def test_a_stream_is_a_workload_of_its_misses() -> None:

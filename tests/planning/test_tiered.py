@@ -102,7 +102,9 @@ def machine_of(seed: int) -> Machine:
         prefetch=dice.choice(["none", "chain", "ngram", "session"]),
         prefetch_stop=dice.choice(["best_effort", "wait_complete", "timeout"]),
         offload_batch_blocks=dice.choice([1, 4, 64, 64]),
-        eviction=PolicyConfig(policy=dice.choice(POLICIES), disk_admission=dice.choice([1, 1, 2])),
+        eviction=PolicyConfig(policy=dice.choice(POLICIES), disk_admission=dice.choice([1, 1, 2]),
+            used_at_end=seed % 3 == 0,
+        ),
         thrash_window_ns=dice.choice([10**6, 10**9]), offload_prompt_only=seed % 5 == 4,
         offload_link_busy="queue" if seed % 7 == 6 else "skip",
     )

@@ -125,6 +125,8 @@ class PolicyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     disk_admission: int = 0
     """Above 1, a block is written to the disk tier only when so many requests have named or computed it."""
+    used_at_end: bool = False
+    """The blocks of a request are used once more when it ends, as in vLLM's host tier."""
 
     def __post_init__(self) -> None:
         if self.policy not in POLICIES:

@@ -58,6 +58,10 @@ class PoolPolicy:
     def use(self, keys: Sequence[int], at_ns: int) -> None:
         """A request asks for these blocks, its prompt in order, whether they are resident or not."""
         self.references += len(keys)
+        self.use_again(keys, at_ns)
+
+    def use_again(self, keys: Sequence[int], at_ns: int) -> None:
+        """A request that has asked for these blocks uses them once more."""
         self.policy.use(keys, at_ns)
         if self._recency is not None:
             self._recency.use(keys, at_ns)

@@ -16,7 +16,7 @@ from kvbm_console.core.instructions import IterationMetadata
 from kvbm_console.core.leader.decider import NO_LIMIT, Decider
 from kvbm_console.core.leader.holds import park
 from kvbm_console.core.leader.lookups import assign, check_device_ids
-from kvbm_console.core.leader.requests import preempt
+from kvbm_console.core.leader.requests import preempt, use_ended
 from kvbm_console.core.leader.slots import move
 from kvbm_console.core.slots import SlotFacts
 from kvbm_console.core.tiers import PoolFacts
@@ -73,6 +73,8 @@ def iteration_scheduled(decider: Decider, s: st.IterationScheduled) -> Iteration
     for number in slots:
         if state.slots[number].state is _S.DECODING:
             decider.note_place(state.slots[number])
+    if decider.memory.used_at_end:
+        use_ended(decider)
     issued = decider.memory.issued
     if issued:
         decider.memory.issued = []

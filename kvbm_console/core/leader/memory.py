@@ -278,6 +278,8 @@ class LeaderMemory(msgspec.Struct):
     """Breakpoint to (begin of a second of engine time, messages in it)."""
     pressed: dict[int, int] = {}
     """Unheld slot to when it was last preempted or refused, and would have fitted if nothing were held."""
+    used_at_end: list[list[int]] = []
+    """Blocks of each request that ended since the last iteration was formed, if its end uses them."""
     paused: list[int] = []
     """Engines that were asked to pause."""
     iterations: dict[int, int] = {}

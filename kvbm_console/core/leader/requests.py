@@ -122,6 +122,9 @@ def end(decider: Decider, slot: SlotFacts, reason: FinishReason) -> FinishAnswer
         _guard(decider, slot)
         prefetch.ended(decider, slot)
         plan_last_offload(decider, slot)
+    if decider.config.eviction.used_at_end:
+        keys = slot.hashes[: slot.prompt_blocks] if decider.config.offload_prompt_only else slot.hashes
+        decider.memory.used_at_end.append(keys[:])
     strike(decider, Site.REQUEST_FINISH, slot, slot.state, SlotState.FINISHING)
     if slot.outstanding or slot.hold is not None:
         move(decider, slot, SlotState.FINISHING, reason=reason)
@@ -130,6 +133,14 @@ def end(decider: Decider, slot: SlotFacts, reason: FinishReason) -> FinishAnswer
     decider.release_device_blocks(slot, ReleaseReason.FINISHED)
     finish(decider, slot, reason)
     return FinishAnswer(False)
+
+
+def use_ended(decider: Decider) -> None:
+    """An iteration was formed: behind its admissions the blocks of requests that ended before it are used again."""
+    ended, decider.memory.used_at_end = decider.memory.used_at_end, []
+    for keys in ended:
+        for pool in decider.lower_pools():
+            decider.live_memory.policies[pool.info.pool].use_again(keys, decider.at_ns)
 
 
 def _guard(decider: Decider, slot: SlotFacts) -> None:

@@ -7,6 +7,9 @@ for the second: ``check`` plans from the first half alone and states what then h
 The later half is cut into ``STRETCHES``. The spread of a figure among them gives its error, which is two standard
 errors. A change is compared stretch by stretch, so what both runs have in common does not count as error.
 
+A hit rate on a cliff of the LRU curve depends on whether the working set just fits, which can change by ``DRIFT`` from
+one half to the next. The error of a hit rate is at least what the curve gains or loses by that.
+
 Beside the runs stands the exact LRU curve: one pool as large as all tiers together, one request after the other, no
 time. Where it ends, more memory pays nothing, because all other blocks are asked for the first time.
 
@@ -31,6 +34,8 @@ from kvbm_console.planning.run import open_trace, simulate
 
 SCHEMA: Final = "kvbm-console.plan/1"
 STRETCHES: Final = 16
+DRIFT: Final = 1.25
+"""The working set of what comes next is as large as that of the past within this factor."""
 REQUESTS_MIN: Final = 4 * STRETCHES
 """With fewer requests a stretch of a quarter of them has none."""
 FLAT: Final = 0.001
@@ -182,6 +187,8 @@ class RunJudge:
         self.judged = names[known // 2 : known]
         self._held_back = frozenset(names[known:])
         self._stretch = {name: at * STRETCHES // len(self.judged) for at, name in enumerate(self.judged)}
+        self.curve: Curves | None = None
+        """The exact LRU curve of the judged requests, which shows cliffs."""
         self._today = self._parts(today)
         self._ttft = self._times(today)
 
@@ -214,6 +221,8 @@ class RunJudge:
         options = change.options
         blocks = options.total_kv_blocks, options.kv_cpu_blocks, options.kv_disk_blocks
         before = sum(getattr(self.options, field) for field in TIERS.values())
+        if self.curve is not None:
+            rate = Figure(rate.value, max(rate.error, self.curve.drift(sum(blocks))))
         return ChangeRow(
             change.flags, rate, gain(parts, self._today), ttft.value / 1e6, _least(judged, self.goal.percent) / 1e6,
             _milliseconds(gain(self._ttft, times)),
@@ -324,10 +333,10 @@ def plan(
         changes = [change for change in changes if not change.memory or _fits(change.options, goal.budget)]
     runs = run_all(run_one, [change.options for change in changes], workers=workers, progress=progress)
     judge = RunJudge(base, runs[0], goal, check=check)
+    curve = judge.curve = lru_curves(base, judge.requests // 2 if check else judge.requests)
     rows = [judge.row(change, run) for change, run in zip(changes, runs, strict=True)]
     today, found = rows[0], sorted(rows[1:], key=lambda row: (-row.points.value, row.ttft_ms))
     together = _together(base, changes[1:], rows[1:], judge)
-    curve = lru_curves(base, judge.requests // 2 if check else judge.requests)
     answers, answer = _answer(base, goal, judge, [today, *found, *([together] if together else [])], curve)
     tried = [row for row in (today, *found, together, *answers) if row is not None and row.happened is not None]
     return MachinePlan(
@@ -408,6 +417,11 @@ class Curves:
         """Hits per reference of the judged requests; 0 without references."""
         references = self._all.references - self._earlier.references
         return (self._all.hits(capacity) - self._earlier.hits(capacity)) / references if references else 0.0
+
+    def drift(self, capacity: int) -> float:
+        """The most by which the hit rate changes if the working set grows or shrinks by ``DRIFT``."""
+        here = self.hit_rate(capacity)
+        return max(here - self.hit_rate(int(capacity / DRIFT)), self.hit_rate(int(capacity * DRIFT)) - here)
 
     @property
     def most(self) -> float:

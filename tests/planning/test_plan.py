@@ -21,6 +21,7 @@ from kvbm_console.planning.plan import (
     FLAT,
     Answered,
     Change,
+    Curves,
     Goal,
     MachinePlan,
     RunJudge,
@@ -103,6 +104,18 @@ def test_what_the_first_half_of_chats_promises_happens_in_the_second() -> None:
     value, error, happened = promised(options)
     assert abs(value - happened) < 0.01
     assert error < 0.02
+
+
+def test_a_promise_on_a_cliff_says_how_steep_it_is() -> None:
+    """A loop over 100 blocks hits all in 100 places and nothing in 80, though every stretch had the same rate."""
+    curve = Curves()
+    keys = [[at] for at in range(100)]
+    for lap in range(6):
+        for key in keys:
+            curve.add(key, 1, judged=lap > 2)
+    assert curve.hit_rate(100) == 1.0
+    assert curve.drift(100) == 1.0
+    assert curve.drift(1_000) == 0.0
 
 
 def test_the_held_back_half_is_not_looked_at() -> None:

@@ -28,8 +28,8 @@ BATCH: Final = 10
 """Runs of a task: a tenth of a second of work."""
 SILENT_S: Final = 30.0
 """Far beyond the longest run, so a longer silence means that the engine hangs."""
-START_S: Final = 180.0
-"""The import of an engine takes half a minute on a busy machine."""
+START_S: Final = 600.0
+"""The import of an engine takes 20 s of a core. That was 231 s of the clock when ten programs shared the core."""
 SHRINK_RUNS: Final = 3_000
 """The most runs to shrink a finding: about 30 s."""
 PACKAGE: Final = Path(__file__).resolve().parents[1]
@@ -306,12 +306,16 @@ class _Process:
     def wait(self) -> tuple[str, dict[str, str]]:
         """Wait for the import of the engine. Returns its release, and class and source of each adapter. Raises
         ``UsageError`` when an import fails."""
+        silent_ns = time.monotonic_ns() + int(START_S * 1e9)
         for answer in self.answers(START_S):
             if answer is not None and "release" in answer:
                 return str(answer["release"]), answer.get("adapters", {})
+            silent = time.monotonic_ns() >= silent_ns
             self.kill()
             if answer is None:
-                raise UsageError("explore: the process that should drive the engine ended before it began")
+                why = f"said nothing for {START_S:.0f} s" if silent else (
+                    f"ended with status {self._process.returncode} before it began")
+                raise UsageError(f"explore: the process that should drive the engine {why}")
             if "refused" in answer:
                 raise UsageError(f"explore: {answer['refused']}")
             raise UsageError(f"explore: {answer['unsupported']}; --python names the interpreter that has the engine")

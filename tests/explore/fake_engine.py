@@ -21,6 +21,10 @@ def main() -> None:
     if os.environ.get("FAKE_ENGINE") == "old":
         say({"unsupported": "vLLM has no Scheduler here"})
         return
+    if os.environ.get("FAKE_ENGINE") == "crashes":
+        os._exit(7)
+    if os.environ.get("FAKE_ENGINE") == "hangs":
+        time.sleep(1_000)
     say({"release": "fake 1.0"})
     for line in sys.stdin:
         task = json.loads(line)

@@ -53,6 +53,16 @@ def test_a_release_that_lacks_something_is_refused_by_name(monkeypatch: pytest.M
         search().run()
 
 
+@pytest.mark.parametrize(("how", "sentence"), [
+    ("crashes", "ended with status 7 before it began"), ("hangs", "said nothing for 1 s"),
+])
+def test_a_process_that_never_begins_is_a_sentence(how: str, sentence: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAKE_ENGINE", how)
+    monkeypatch.setattr(module, "START_S", DEADLINE_S if how == "crashes" else 1)
+    with pytest.raises(UsageError, match=sentence):
+        search().run()
+
+
 def test_without_vllm_the_refusal_says_so() -> None:
     with pytest.raises(UsageError, match=r"explore: vLLM has no vllm\.__version__ here"):
         search(python=sys.executable).run()

@@ -433,9 +433,10 @@ def _locked(directory: Path) -> int:
     """A descriptor that holds the lock of the directory."""
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        fd = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fd = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     except OSError as error:
-        raise SlotFileRefused(f"cannot keep blocks in {directory}: {error.strerror}") from None
+        why = "its file 'lock' is a symbolic link" if error.errno == errno.ELOOP else error.strerror
+        raise SlotFileRefused(f"cannot keep blocks in {directory}: {why}") from None
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
@@ -458,6 +459,7 @@ def _create(directory: Path, about: _About) -> None:
     """Both files with all their bytes. The index gets its name last, so a broken creation is begun anew."""
     geometry, data, new = about.geometry, directory / "data", directory / "index.new"
     data.unlink(missing_ok=True)
+    new.unlink(missing_ok=True)
     needed = geometry.data_bytes + geometry.index_bytes
     disk = os.statvfs(directory)
     free = disk.f_bavail * disk.f_frsize
@@ -469,7 +471,7 @@ def _create(directory: Path, about: _About) -> None:
         raise full
     try:
         for path, size in ((data, geometry.data_bytes), (new, geometry.index_bytes)):
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             try:
                 os.posix_fallocate(fd, 0, size)
                 if path is new:

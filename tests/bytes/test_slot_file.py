@@ -216,6 +216,21 @@ def test_a_second_holder_is_refused(directory: Path) -> None:
     opened(directory).close()
 
 
+def test_links_of_others_are_not_followed(directory: Path, tmp_path: Path) -> None:
+    """Whoever may write into the directory could have this process create or empty a file elsewhere."""
+    directory.mkdir()
+    (directory / "lock").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(SlotFileRefused, match="its file 'lock' is a symbolic link"):
+        opened(directory)
+    assert not (tmp_path / "elsewhere").exists()
+    (directory / "lock").unlink()
+    (tmp_path / "theirs").write_bytes(b"theirs")
+    for name in ("data", "index.new"):
+        (directory / name).symlink_to(tmp_path / "theirs")
+    opened(directory).close()
+    assert (tmp_path / "theirs").read_bytes() == b"theirs"
+
+
 def test_a_disk_without_room_is_refused_at_the_start(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(SlotFileRefused, match=r"bytes free, and 1,099,511,627,776 slots of 2,097,152 bytes .* need"):
         opened(directory, SlotGeometry(2**40, 2**21))

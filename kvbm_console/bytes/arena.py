@@ -99,11 +99,11 @@ class Arena:
             deque(map(_memmove, [place * size + here for place in targets], [place * size + there for place in sources],
                       repeat(size)), 0)
         elif to <= since:
-            for at, end in pairwise(_bounds(targets)):
+            for at, end in pairwise(bounds(targets)):
                 rows = self.rows[targets[at] : targets[at] + end - at]
                 np.take(source.rows, sources[at:end], axis=0, out=rows, mode="clip")
         else:
-            for at, end in pairwise(_bounds(sources)):
+            for at, end in pairwise(bounds(sources)):
                 self.rows[targets[at:end]] = source.rows[sources[at] : sources[at] + end - at]
 
     def spoil(self, places: Sequence[int]) -> None:
@@ -123,7 +123,7 @@ def _runs(places: Sequence[int]) -> int:
     return len(places) - list(map(sub, places[1:], places)).count(1)
 
 
-def _bounds(places: Sequence[int]) -> list[int]:
+def bounds(places: Sequence[int]) -> list[int]:
     """The positions at which runs begin, and the end."""
     cuts = [at for at, (before, place) in enumerate(pairwise(places), 1) if place != before + 1]
     return [0, *cuts, len(places)]

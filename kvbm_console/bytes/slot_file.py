@@ -147,21 +147,28 @@ class SlotMedium:
         self._map[PAGE_BYTES - _BOOT_BYTES : PAGE_BYTES] = now
         return before
 
-    def write(self, slot: int, view: memoryview) -> None:
-        """Write a block at its place, in one call."""
-        buffer = view if self._fits(view) else self._page()
-        if buffer is not view:
-            buffer[: len(view)] = view
-        if os.pwrite(self._data, buffer, slot * self._stride) != len(buffer):
+    def write(self, slot: int, views: Sequence[memoryview]) -> None:
+        """Write blocks at this place and the places behind it, in one call if the system can take them so."""
+        if len(views) > 1 and not all(len(view) == self._stride and self._fits(view) for view in views):
+            for at, view in enumerate(views, slot):
+                self.write(at, [view])
+            return
+        if not self._fits(views[0]):
+            page = self._page()
+            page[: len(views[0])] = views[0]
+            views = [page]
+        if os.pwritev(self._data, views, slot * self._stride) != sum(map(len, views)):
             raise OSError(errno.EIO, "short write")
 
-    def read(self, slot: int, view: memoryview) -> bool:
-        """Read a block from its place; False if the file ends before."""
-        buffer = view if self._fits(view) else self._page()
-        if os.preadv(self._data, [buffer], slot * self._stride) != len(buffer):
+    def read(self, slot: int, views: Sequence[memoryview]) -> bool:
+        """Read blocks from this place and the places behind it, as ``write`` does; False if the file ends before."""
+        if len(views) > 1 and not all(len(view) == self._stride and self._fits(view) for view in views):
+            return all(self.read(at, [view]) for at, view in enumerate(views, slot))
+        buffers = views if self._fits(views[0]) else [self._page()]
+        if os.preadv(self._data, buffers, slot * self._stride) != sum(map(len, buffers)):
             return False
-        if buffer is not view:
-            view[:] = buffer[: len(view)]
+        if buffers is not views:
+            views[0][:] = buffers[0][: len(views[0])]
         return True
 
     def _fits(self, view: memoryview) -> bool:
@@ -275,29 +282,44 @@ class SlotFile:
         """Put a block of ``block_bytes`` contiguous bytes into a slot; what was there is gone, also after an error.
 
         Returns the number of the store: it survives a power loss once ``synced`` is as high. Raises ``OSError``."""
-        view = view.cast("B")
-        words = self._key_words(key, group)
-        at = slot * ENTRY_WORDS
-        if not 0 <= slot < self.geometry.slots or len(view) != self.geometry.block_bytes:
-            raise ValueError(f"no block of {len(view)} bytes fits into slot {slot} of {self.geometry}")
-        self._clear(at)
-        self._medium.write(slot, view)
-        self._publish(slot, at, words, self._sum(key, group, view))
+        return self.store_run(slot, [key], [view], group)
+
+    def store_run(self, slot: int, keys: Sequence[bytes], views: Sequence[memoryview], group: int = 0) -> int:
+        """Store blocks in this slot and those behind it. They are one write. Returns the number of the last store."""
+        views = [view.cast("B") for view in views]
+        blocks = list(zip(range(slot, slot + len(views)), keys, views, strict=True))
+        for at, key, view in blocks:
+            if not 0 <= at < self.geometry.slots or len(view) != self.geometry.block_bytes:
+                raise ValueError(f"no block of {len(view)} bytes fits into slot {at} of {self.geometry}")
+            self._key_words(key, group)
+        for at, _, _ in blocks:
+            self._clear(at * ENTRY_WORDS)
+        self._medium.write(slot, views)
+        for at, key, view in blocks:
+            self._publish(at, at * ENTRY_WORDS, self._key_words(key, group), self._sum(key, group, view))
         with self._counting:
-            self.stored += 1
+            self.stored += len(blocks)
             return self.stored
 
     def load(self, slot: int, key: bytes, view: memoryview, group: int = 0) -> bool:
         """Fill ``view`` with the block of this key. False if the slot has no whole block of it, and then the bytes in
         ``view`` mean nothing. Raises ``OSError``."""
-        at = slot * ENTRY_WORDS
-        words = self._words[at : at + ENTRY_WORDS].tolist()
-        if words[:USE] != self._key_words(key, group) or words[CHECK] != self._check(slot, words):
+        return self.load_run(slot, [key], [view], group)
+
+    def load_run(self, slot: int, keys: Sequence[bytes], views: Sequence[memoryview], group: int = 0) -> bool:
+        """Load the blocks of this slot and those behind it. They are one read. False unless all are whole."""
+        views, sums = [view.cast("B") for view in views], []
+        for at, key in enumerate(keys, slot):
+            words = self._words[at * ENTRY_WORDS : (at + 1) * ENTRY_WORDS].tolist()
+            if words[:USE] != self._key_words(key, group) or words[CHECK] != self._check(at, words):
+                return False
+            sums.append(words[SUM])
+        if not self._medium.read(slot, views) or [
+            self._sum(key, group, view) for key, view in zip(keys, views, strict=True)
+        ] != sums:
             return False
-        view = view.cast("B")
-        if not self._medium.read(slot, view) or self._sum(key, group, view) != words[SUM]:
-            return False
-        self.touch(slot)
+        for at in range(slot, slot + len(views)):
+            self.touch(at)
         return True
 
     def sums(self, slot: int, key: bytes, view: memoryview, group: int = 0) -> tuple[int, int]:

@@ -12,13 +12,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 import numpy as np
 
-from kvbm_console.bytes.arena import NOTHING, Arena
+from kvbm_console.bytes.arena import NOTHING, Arena, bounds
 from kvbm_console.bytes.contents import BlockContents
 from kvbm_console.bytes.orders import (
     LAST_WORDS,
@@ -41,6 +42,8 @@ DESCRIPTORS_MAX: Final = 16
 DISK_THREADS: Final = 8
 """Reads and writes of the disk at the same time: more than the disk is to have, because each thread also takes the sum
 of its block and waits for a core."""
+RUN_BYTES: Final = 2**20
+"""One call moves neighbours of at most this size: larger calls gain nothing, and the threads share what is left."""
 FILL_BYTES: Final = 8 * 2**20
 """Blocks are computed in batches of about this size."""
 Answer = tuple[str, list[int]]
@@ -73,6 +76,8 @@ class RankWorker:
                     SlotIdentity("simulated", "bytes", about.layout, about.block_tokens, setup.rank, about.ranks,
                                  "xxh3_64", "0"),
                 )
+        self.run_blocks = max(1, RUN_BYTES // setup.shard_bytes)
+        """Blocks that one call moves."""
         self._batch = max(1, FILL_BYTES // setup.shard_bytes)
         # A mapping of its own is aligned to pages.
         scratch = np.frombuffer(mmap.mmap(-1, self._batch * setup.shard_bytes), np.uint8)
@@ -149,25 +154,29 @@ class _DiskCopy:
         self._file = worker.files.get(order.source_pool) or worker.files[order.target_pool]
         self._loads = order.source_pool in worker.files
         self._arena = worker.arenas[order.target_pool if self._loads else order.source_pool]
-        self._blocks = iter(range(len(self.keys)))
-        """Each block is taken once: the interpreter's lock makes a step of it whole."""
+        self._runs = iter(list(self._neighbours(worker.run_blocks)))
+        """Each run is taken once: the interpreter's lock makes a step of it whole."""
         self._left = len(self.keys)
         self._counting = threading.Lock()
         self._error = ""
         self._failed: list[int] = []
 
     def run(self) -> None:
-        """Move blocks that no other thread has taken, until there are none; the last to end answers."""
+        """Move runs that no other thread has taken, until there are none; the last to end answers."""
         move, moved = self._load if self._loads else self._store, 0
-        for block in self._blocks:
-            try:
-                error = move(block)
-            except OSError as failure:
-                error = failure.strerror or str(failure)
-            moved += 1
-            if error:
-                self._error = self._error or error
-                self._failed.append(block)
+        for run in self._runs:
+            parts = [run]
+            for part in parts:
+                try:
+                    error = move(part)
+                except OSError as failure:
+                    error = failure.strerror or str(failure)
+                if error and len(part) > 1:
+                    parts += [range(block, block + 1) for block in part]  # a failed block takes no neighbour along
+                elif error:
+                    self._error = self._error or error
+                    self._failed.append(part[0])
+            moved += len(run)
         with self._counting:
             self._left -= moved
             if self._left or not moved:
@@ -178,21 +187,36 @@ class _DiskCopy:
             self._order.number, self._error, pack_ids(sorted(self._failed)), time.monotonic_ns() - self._began_ns
         ))
 
-    def _store(self, block: int) -> str:
-        place, key = self._sources[block], self.keys[block]
-        if int(self._arena.keys[place]) != key:
+    def _neighbours(self, blocks_max: int) -> Iterator[range]:
+        """The blocks in runs, whose places on disk follow each other."""
+        for begin, end in pairwise(bounds(self._sources if self._loads else self._targets)):
+            for at in range(begin, end, blocks_max):
+                yield range(at, min(at + blocks_max, end))
+
+    def _store(self, run: range) -> str:
+        places, keys = self._sources[run.start : run.stop], self.keys[run.start : run.stop]
+        if self._arena.keys[places].tolist() != keys:
             return OTHER_BLOCK
-        self._file.store(self._targets[block], key.to_bytes(8, "little"), memoryview(self._arena.rows[place]))
+        self._file.store_run(
+            self._targets[run.start], _bytes_of(keys), [memoryview(self._arena.rows[place]) for place in places]
+        )
         return ""
 
-    def _load(self, block: int) -> str:
-        place, key = self._targets[block], self.keys[block]
-        self._arena.keys[place] = NOTHING
-        row = self._arena.rows[place]
-        if not self._file.load(self._sources[block], key.to_bytes(8, "little"), memoryview(row)):
+    def _load(self, run: range) -> str:
+        places, keys = self._targets[run.start : run.stop], self.keys[run.start : run.stop]
+        self._arena.keys[places] = NOTHING
+        rows = [self._arena.rows[place] for place in places]
+        if not self._file.load_run(self._sources[run.start], _bytes_of(keys), [memoryview(row) for row in rows]):
             return "the slot has no whole block of this hash"
-        self._arena.keys[place] = key
-        return OTHER_BYTES if self._order.compare and not self._contents.is_block(row, key) else ""
+        self._arena.keys[places] = keys
+        if self._order.compare and not all(map(self._contents.is_block, rows, keys)):
+            return OTHER_BYTES
+        return ""
+
+
+def _bytes_of(keys: list[int]) -> list[bytes]:
+    """Hashes as keys of a slot file."""
+    return [key.to_bytes(8, "little") for key in keys]
 
 
 _CARRY_OUT: Final[dict[type[Any], Callable[[RankWorker, Any], Answer]]] = {

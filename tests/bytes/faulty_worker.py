@@ -10,21 +10,21 @@ from kvbm_console.bytes import worker
 
 
 def main(share: float, size: int) -> None:
-    """Serve, with faults in this share of the reads and writes of blocks of ``size`` bytes."""
+    """Serve, with faults in this share of the reads and writes of one or more blocks of ``size`` bytes."""
     dice = random.Random(os.getpid())
-    write, read = os.pwrite, os.preadv
+    write, read = os.pwritev, os.preadv
 
-    def pwrite(fd: int, data: Any, at: int) -> int:
-        fault = dice.random() / share if len(data) == size else 1.0
+    def pwritev(fd: int, buffers: Sequence[Any], at: int) -> int:
+        fault = dice.random() / share if len(buffers[0]) == size else 1.0
         if fault < 0.25:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         if fault < 0.5:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         if fault < 0.75:
-            return write(fd, memoryview(data)[: size // 2], at)
-        written = write(fd, data, at)
+            return write(fd, [*buffers[:-1], memoryview(buffers[-1])[: size // 2]], at)
+        written = write(fd, buffers, at)
         if fault < 1.0:  # another page in its place
-            write(fd, memoryview(data)[size // 2 :], at)
+            write(fd, [memoryview(buffers[0])[size // 2 :]], at)
         return written
 
     def preadv(fd: int, buffers: Sequence[Any], at: int) -> int:
@@ -34,5 +34,5 @@ def main(share: float, size: int) -> None:
         count = read(fd, buffers, at)
         return count // 2 if fault < 1.0 else count
 
-    os.pwrite, os.preadv = pwrite, preadv  # type: ignore[assignment]
+    os.pwritev, os.preadv = pwritev, preadv  # type: ignore[assignment]
     worker.main()

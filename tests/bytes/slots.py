@@ -6,7 +6,7 @@ Law of this file: ``SlotFile`` is the real one. Only the two files below it are 
 import hashlib
 import itertools
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -57,15 +57,17 @@ class Disk(SlotMedium):
     def rows(self) -> Any:
         return np.array(self.words, np.uint64).reshape(-1, ENTRY_WORDS)
 
-    def write(self, slot: int, view: memoryview) -> None:
-        for number, at in enumerate(range(0, len(view), SECTOR_BYTES)):
-            sector = bytes(view[at : at + SECTOR_BYTES])
-            self.sectors[slot, number] = sector
-            self.log.append(("sector", (slot, number), sector))
+    def write(self, slot: int, views: Sequence[memoryview]) -> None:
+        for place, view in enumerate(views, slot):
+            for number, at in enumerate(range(0, len(view), SECTOR_BYTES)):
+                sector = bytes(view[at : at + SECTOR_BYTES])
+                self.sectors[place, number] = sector
+                self.log.append(("sector", (place, number), sector))
 
-    def read(self, slot: int, view: memoryview) -> bool:
-        for number, at in enumerate(range(0, len(view), SECTOR_BYTES)):
-            view[at : at + SECTOR_BYTES] = self.sectors.get((slot, number), bytes(SECTOR_BYTES))
+    def read(self, slot: int, views: Sequence[memoryview]) -> bool:
+        for place, view in enumerate(views, slot):
+            for number, at in enumerate(range(0, len(view), SECTOR_BYTES)):
+                view[at : at + SECTOR_BYTES] = self.sectors.get((place, number), bytes(SECTOR_BYTES))
         return True
 
     def sync(self) -> None:
@@ -126,9 +128,12 @@ class Run:
             dice.choice([self.store, self.store, self.load, self.sync])()
 
     def store(self) -> None:
-        slot, key, began = self.dice.randrange(SMALL.slots), self.dice.choice(KEYS), len(self.disk.log)
-        number = self.file.store(slot, key, memoryview(content(key, SMALL.block_bytes)))
-        self.stores.append((began, len(self.disk.log), number, slot, key))
+        """Store one to three neighbours."""
+        slot, began = self.dice.randrange(SMALL.slots), len(self.disk.log)
+        keys = [self.dice.choice(KEYS) for _ in range(self.dice.randint(1, min(3, SMALL.slots - slot)))]
+        number = self.file.store_run(slot, keys, [memoryview(content(key, SMALL.block_bytes)) for key in keys])
+        for place, key in enumerate(keys, slot):
+            self.stores.append((began, len(self.disk.log), number, place, key))
 
     def load(self) -> None:
         view = memoryview(bytearray(SMALL.block_bytes))
@@ -199,7 +204,7 @@ def broken_by_misplacement(kind: type[SlotFile]) -> set[str]:
     disk.words[:] = words
     disk.words[slot_file.SUM] = words[ENTRY_WORDS + slot_file.SUM]  # a's entry with b's sum, and b's bytes
     disk.words[slot_file.CHECK] = file._check(0, disk.words[:ENTRY_WORDS])
-    disk.write(0, memoryview(content(b, SMALL.block_bytes)))
+    disk.write(0, [memoryview(content(b, SMALL.block_bytes))])
     if file.load(0, a, memoryview(bytearray(SMALL.block_bytes))):
         found.add("bytes of another key")
     return found

@@ -309,10 +309,46 @@ def test_a_disk_that_cannot_sync_is_never_asked_again(directory: Path, monkeypat
 def test_a_failed_write_leaves_an_empty_slot(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = opened(directory)
     fill(file)
-    monkeypatch.setattr(os, "pwrite", lambda *_: 512)
+    monkeypatch.setattr(os, "pwritev", lambda *_: 512)
     with pytest.raises(OSError, match="short write"):
         file.store(0, KEYS[5], memoryview(content(KEYS[5], SMALL.block_bytes)))
     assert [slot for slot, _, _ in file.entries()] == [1, 2, 3, 4]
+    file.close()
+
+
+@pytest.mark.parametrize(("size", "offset", "calls"), [(PAGE_BYTES, 0, 1), (PAGE_BYTES, 512, None), (700, 0, 3)])
+def test_neighbours_are_one_call_if_they_fill_whole_pages(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, size: int, offset: int, calls: int | None,
+) -> None:
+    file = opened(directory, SlotGeometry(5, size))
+    if calls is None:  # only direct I/O minds the address
+        calls = 3 if file._medium.direct else 1
+    made, blocks = [], memoryview(mmap.mmap(-1, 4 * PAGE_BYTES))[offset : offset + 3 * size]
+    views = [blocks[at : at + size] for at in (2 * size, 0, size)]
+    for name in ("pwritev", "preadv"):
+        call = getattr(os, name)
+        monkeypatch.setattr(os, name, lambda *given, call=call: made.append(call) or call(*given))
+    for view, key in zip(views, KEYS, strict=False):
+        view[:] = content(key, size)
+    file.store_run(1, KEYS[:3], views)
+    blocks[:] = bytes(3 * size)
+    assert file.load_run(1, KEYS[:3], views)
+    assert [bytes(view) for view in views] == [content(key, size) for key in KEYS[:3]]
+    assert (len(made), file.stored) == (2 * calls, 3)
+    assert [slot for slot, _, _ in file.entries()] == [1, 2, 3]
+    assert not file.load_run(0, KEYS[:3], views)
+    with pytest.raises(ValueError, match="fits into slot 5"):
+        file.store_run(3, KEYS[:3], views)
+    file.close()
+
+
+def test_a_failed_write_of_neighbours_leaves_empty_slots(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = opened(directory)
+    fill(file)
+    monkeypatch.setattr(os, "pwritev", lambda *_: 512)
+    with pytest.raises(OSError, match="short write"):
+        file.store_run(1, KEYS[5:8], [memoryview(content(key, SMALL.block_bytes)) for key in KEYS[5:8]])
+    assert 1 not in {slot for slot, _, _ in file.entries()}
     file.close()
 
 

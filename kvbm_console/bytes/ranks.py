@@ -606,7 +606,7 @@ class Ranks:
                 if quiet >= SILENT_S and not one.warned:
                     one.warned = True
                     self.trouble(one.name, f"it has not answered for {quiet:.1f} s")
-                elif quiet >= KILL_S and not one.killed:
+                elif quiet >= (KILL_S if one.ready else START_S) and not one.killed:
                     one.killed = True
                     signal.pidfd_send_signal(one.pidfd, signal.SIGKILL)
 

@@ -67,6 +67,7 @@ def survive(chaos: Chaos, directory: Path, monkeypatch: pytest.MonkeyPatch, requ
     """Run a machine under chaos, with a disk that fails, and hold it to the law of this file."""
     monkeypatch.setattr(ranks, "SILENT_S", 0.3)
     monkeypatch.setattr(ranks, "KILL_S", 1.0)
+    monkeypatch.setattr(ranks, "START_S", 30.0)
     monkeypatch.setattr(ranks, "WORKER", f"import sys; sys.path.insert(0, {str(ROOT)!r}); "
                         f"from tests.bytes.faulty_worker import main; main(0.05, {PAGES * SHARD_BYTES})")
     taken = Taken(chaos.look)

@@ -1,5 +1,6 @@
 """Bytes under the simulated engine: the recording stays the same, and every block is what it must be."""
 
+import os
 import random
 import signal
 from contextlib import closing
@@ -179,6 +180,21 @@ def test_a_directory_of_others_is_refused_by_name(tmp_path: Path) -> None:
         machine(Taken(), tmp_path, ranks=1, block_tokens=32)
     with pytest.raises(UsageError, match="needs --transfers async, got sync"):
         machine(Taken(), tmp_path, asynchronous=False)
+
+
+def test_a_worker_that_is_still_starting_is_not_silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine the imports of a worker may take longer than an answer; killing it would begin them again."""
+    monkeypatch.setattr(ranks, "KILL_S", 1.0)
+    monkeypatch.setattr(ranks, "WORKER", f"import time; time.sleep(1.5); {ranks.WORKER}")
+    with closing(ranks.Ranks([RankPool(0, Tier.G2, 8)], 1, 4096, tmp_path, 16)) as made:
+        made.start()
+        (process,) = made.processes
+        assert process is not None
+        os.kill(process, signal.SIGKILL)
+        made.fill(0, [1], [2])
+        while not made.idle:
+            assert made.report.deaths < 5
+            made.wait(0.1)
 
 
 @pytest.mark.parametrize("count", ["wrong_blocks", "misused_places"])

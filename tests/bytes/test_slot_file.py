@@ -217,7 +217,7 @@ def test_a_second_holder_is_refused(directory: Path) -> None:
 
 
 def test_links_of_others_are_not_followed(directory: Path, tmp_path: Path) -> None:
-    """Whoever may write into the directory could have this process create or empty a file elsewhere."""
+    """Another writer of the directory could have this process create or empty a file elsewhere."""
     directory.mkdir()
     (directory / "lock").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(SlotFileRefused, match="its file 'lock' is a symbolic link"):

@@ -287,16 +287,16 @@ class SlotFile:
     def store_run(self, slot: int, keys: Sequence[bytes], views: Sequence[memoryview], group: int = 0) -> int:
         """Store blocks in this slot and those behind it. They are one write. Returns the number of the last store."""
         views = [view.cast("B") for view in views]
-        blocks = list(zip(range(slot, slot + len(views)), keys, views, strict=True))
-        for at, key, view in blocks:
+        named = [self._key_words(key, group) for key in keys]
+        blocks = list(zip(range(slot, slot + len(views)), keys, named, views, strict=True))
+        for at, _, _, view in blocks:
             if not 0 <= at < self.geometry.slots or len(view) != self.geometry.block_bytes:
                 raise ValueError(f"no block of {len(view)} bytes fits into slot {at} of {self.geometry}")
-            self._key_words(key, group)
-        for at, _, _ in blocks:
+        for at, _, _, _ in blocks:
             self._clear(at * ENTRY_WORDS)
         self._medium.write(slot, views)
-        for at, key, view in blocks:
-            self._publish(at, at * ENTRY_WORDS, self._key_words(key, group), self._sum(key, group, view))
+        for at, key, words, view in blocks:
+            self._publish(at, at * ENTRY_WORDS, words, self._sum(key, group, view))
         with self._counting:
             self.stored += len(blocks)
             return self.stored

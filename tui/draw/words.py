@@ -15,6 +15,8 @@ from .glyphs import Glyphs, state_role
 from .spans import Span
 
 LEVEL_ROLE = {None: "text", Level.FAULT: "fault", Level.HELD: "caution", Level.CAUTION: "caution"}
+REQUEST_MIN: Final = 13
+"""Cells of a request's name on a narrow screen, as in the lists."""
 TIER_WORDS: Final = ("G1 G2 G3", "device memory, host memory, disk: a cached block lies in one tier or several")
 LIFE_WORDS: Final = (
     ("staged", "found below the device; its places are kept until it is admitted"),

@@ -28,8 +28,6 @@ STORY_PAGE = 8
 LIFE_LEFT = 24
 """The start of the axis."""
 NAME_CELLS = 40
-NAME_MIN = 13
-"""Cells of a name in the head of a narrow screen, as in the lists."""
 NEWS_NS = 60 * S
 """How long the end of a hold is told in the head."""
 SIDE = 64
@@ -138,7 +136,7 @@ def slot_panel(
         return [Row().put(f" {plain(request)} is not known here any more.", "muted").line()]
     slot = state.slots.get(life.slot)
     wide = width >= WIDE_FROM
-    one_row = width >= WIDE_FROM + max(0, min(NAME_CELLS, len(life.request)) - 13)
+    one_row = width >= WIDE_FROM + max(0, min(NAME_CELLS, len(life.request)) - words.REQUEST_MIN)
     lines = _head_wide(desk, life, slot, width) if one_row else _head(desk, life, slot, width)
     lines += _other_half(desk, life, width)
     lines.append(BLANK)
@@ -163,7 +161,7 @@ def _head(desk: Desk, life: Life, slot: SlotFacts | None, width: int) -> list[Li
     told = f"   slot {life.slot}, arrived {_arrived(desk, life)}"
     if slot is not None and slot.preemptions:
         told += f", preempted {slot.preemptions} ×"
-    name = words.request(life.request, min(NAME_CELLS, max(NAME_MIN, width - len(told) - 3)), "strong")
+    name = words.request(life.request, min(NAME_CELLS, max(words.REQUEST_MIN, width - len(told) - 3)), "strong")
     row = Row().put(" ").spans([name]).put(told, "muted")
     return [row.line("", width - 1), _standing(desk, life, slot, Row().put(" "), width, "   ", 10)]
 

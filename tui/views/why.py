@@ -15,9 +15,6 @@ from ..model.numbers import count, cut, cut_middle, duration, plain, plural, ten
 if TYPE_CHECKING:
     from kvbm_console.analysis.explain import Admission, Explanation, MissedRun
 
-NAME_MIN = 13
-"""Cells of a name on a narrow screen, as in the lists."""
-
 
 class Why(View):
     """The panel behind ``w``."""
@@ -51,7 +48,7 @@ class Why(View):
         """All lines, and the line of each miss."""
         told = (f"  slot {explanation.slot}, {explanation.state}; {count(explanation.prompt_tokens)} tokens, "
                 f"{plural(explanation.prompt_blocks, 'full block')}")
-        name = words.request(explanation.request, max(NAME_MIN, width - len(told) - 9))
+        name = words.request(explanation.request, max(words.REQUEST_MIN, width - len(told) - 9))
         head = Row().put(" WHY", "title").put(f"   {name.text}", "strong").put(told, "muted")
         lines = [head.line("" if desk.tall else "bar", width)]
         if explanation.occurrences > 1:

@@ -375,8 +375,9 @@ class Recorder:
         """True if the segment is over, or would be with ``growth`` more bytes."""
         if self._syncer.failed is not None or self._segment.broken or self._segment.moved:
             return True
+        known = self._first_bytes > 0  # the limit follows from the first keyframe, which may just be on its way
         return (
-            self._segment.size + self._queue.bytes + growth >= self._segment_limit
+            (known and self._segment.size + self._queue.bytes + growth >= self._segment_limit)
             or self._clock() - self._segment_began_ns >= self._segment_ns
         )
 

@@ -87,6 +87,27 @@ def test_a_segment_below_its_keyframe_does_not_rotate_with_every_flush(tmp_path:
     recorder.close()
 
 
+def test_a_flush_beside_the_first_keyframe_does_not_rotate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The keyframe is in the file, and the recorder does not know its size yet."""
+    log, written, offered, append = Log(), threading.Event(), threading.Event(), Recorder._append
+
+    def append_and_wait(recorder: Recorder, *args: Any) -> None:
+        append(recorder, *args)
+        written.set()
+        assert offered.wait(60)
+
+    monkeypatch.setattr(Recorder, "_append", append_and_wait)
+    recorder = recorder_of(
+        log, tmp_path, keyframe=lambda: (*log.keyframe()[:2], b"\xc4" * 300_000), segment_bytes=100_000,
+    )
+    assert written.wait(60)
+    recorder.offer(*log.flush(200))
+    offered.set()
+    assert recorder.settle()
+    assert recorder.status().segment == 1
+    recorder.close()
+
+
 @pytest.mark.parametrize("keyframe_bytes", [10_000, 60_000, 110_000])
 def test_keep_is_a_bound_and_keeps_a_past_whatever_a_keyframe_takes(tmp_path: Path, keyframe_bytes: int) -> None:
     """Segments outgrew their limit by the keyframes inside them. Then two did not fit, and each rotation removed all

@@ -87,6 +87,7 @@ ELSEWHERE: dict[str, dict[str, str]] = {
         "segment_size": "tests.recording.test_rec_writer.test_segments_rotate_by_size_without_a_hole",
         "segment_time": "tests.recording.test_rec_writer.test_segments_rotate_by_time",
         "keep": "tests.recording.test_rec_retain.test_bytes_take_the_oldest_sealed_segments_and_what_is_left_reads",
+        "shard": "tests.engines.test_commands.test_shards_follow_each_publisher_once",
     },
 }
 """Flags that must not change the report (how many look, how many work, how fast), or shape files and no report."""

@@ -85,6 +85,7 @@ class RecordingPath:
             return None
         file = self.file if number == 1 else self.file.with_stem(f"{self.file.stem}-{number}")
         segments[0].rename(file)
+        sync_directory(file.parent)  # else a power loss could take the new name, when the parts are gone already
         shutil.rmtree(self.directory)
         return file
 

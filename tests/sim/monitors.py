@@ -526,7 +526,7 @@ class Monitors:
                     self._read_place(place, place)
             if file.exists():
                 self._read_place(file, parts)
-                if parts.exists():
+                if parts.exists() and not self.simulation.faults.power_lost:  # which may undo their removal
                     self.violated("recorded", f"{file} is there, and its parts are, too")
         for journal in self.journals.values():
             for where, kept in journal.kept.items():

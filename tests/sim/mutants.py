@@ -21,7 +21,7 @@ from kvbm_console.debug.leases import Leases, WallDeadlines
 from kvbm_console.debug.sessions import Sessions
 from kvbm_console.dispatch import Dispatcher
 from kvbm_console.parts import Parts
-from kvbm_console.recording import files, reader, recover, seal, threads, writer
+from kvbm_console.recording import files, output, reader, recover, seal, threads, writer
 from kvbm_console.recording import format as fmt
 from kvbm_console.recording.files import SegmentFile
 from kvbm_console.recording.threads import Syncer, Worker
@@ -277,6 +277,12 @@ def _() -> Iterator[None]:
 @mutant("names-are-not-synced", "acknowledged recorded", "power_fails", first=1, quick=False)
 def _() -> Iterator[None]:
     with instead(threads, "sync_directory", lambda path: None), instead(seal, "sync_directory", lambda path: None):
+        yield
+
+
+@mutant("the-parts-of-a-file-go-before-its-name-is-durable", "acknowledged", "", first=1282, within=1)
+def _() -> Iterator[None]:
+    with instead(output, "sync_directory", lambda directory: None):
         yield
 
 

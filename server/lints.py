@@ -64,6 +64,8 @@ class LintWatch:
         self._service = service
         self._spent_s = 0.0
         """Time that the last turn took of its thread."""
+        self._turning = anyio.Lock()
+        """Held by a turn: a thread folds what it read behind what the thread before it read."""
         self._begin(service.oldest_snapshot())
 
     def want(self) -> None:
@@ -103,25 +105,26 @@ class LintWatch:
             pause_s = max(0.0 if behind else EVERY_S, (SHARE - 1) * self._spent_s)
 
     async def turn(self) -> None:
-        """Take the events published since the last turn, up to a limit."""
-        frames: list[bytes] = []
-        start = self._cursor.received
-        while self._cursor.received - start < TURN_EVENTS:
-            item = self._service.ring.read(self._cursor)
-            if isinstance(item, Lost):
-                snapshot = self._service.go_on_from(self._cursor)
-                self.passed_over += snapshot.seq - item.first
-                self._resume = snapshot, GapSeen(item.first, snapshot.seq - 1, "passed over")
-                frames.clear()
-            elif item is None:
-                break
-            else:
-                frames.append(item)
-        resume, self._resume = self._resume, None
-        at_ns = self._service.at_ns
-        with anyio.CancelScope(shield=True):  # a cancelled thread would go on beside us
-            self._spent_s = await anyio.to_thread.run_sync(self._take, resume, frames, at_ns)
-        self.ready.set()
+        """Take the events published since the last turn, up to a limit. Waits for a turn that is not over."""
+        async with self._turning:
+            frames: list[bytes] = []
+            start = self._cursor.received
+            while self._cursor.received - start < TURN_EVENTS:
+                item = self._service.ring.read(self._cursor)
+                if isinstance(item, Lost):
+                    snapshot = self._service.go_on_from(self._cursor)
+                    self.passed_over += snapshot.seq - item.first
+                    self._resume = snapshot, GapSeen(item.first, snapshot.seq - 1, "passed over")
+                    frames.clear()
+                elif item is None:
+                    break
+                else:
+                    frames.append(item)
+            resume, self._resume = self._resume, None
+            at_ns = self._service.at_ns
+            with anyio.CancelScope(shield=True):  # a cancelled thread would go on beside us
+                self._spent_s = await anyio.to_thread.run_sync(self._take, resume, frames, at_ns)
+            self.ready.set()
 
     def _take(self, resume: tuple[Snapshot, GapSeen | None] | None, frames: list[bytes], at_ns: int) -> float:
         began = time.thread_time()

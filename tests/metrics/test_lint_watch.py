@@ -1,5 +1,7 @@
 """The lints of a daemon as metrics: what they find in its stream, bounded in time, and nothing of it in a scrape."""
 
+import anyio
+import anyio.lowlevel
 import pytest
 
 from kvbm_console.analysis.lints import LINTS, LintFold, current, stream_lints
@@ -73,6 +75,21 @@ async def test_what_lasts_is_found_behind_events_that_were_passed_over_and_those
     followed.publish(999)
     await watch.turn()
     assert watch.passed_over == seen
+
+
+@pytest.mark.asyncio
+async def test_a_turn_waits_for_the_turn_before_it() -> None:
+    followed = Followed()
+    watch = LintWatch(followed.service)
+    for block in range(4000):
+        followed.publish(block)
+    async with anyio.create_task_group() as turns:
+        turns.start_soon(watch.turn)
+        await anyio.lowlevel.checkpoint()
+        followed.publish(4000, lost=1)
+        turns.start_soon(watch.turn)
+    assert watch.turns == 2
+    assert watch.active["reports_lost"] == 1
 
 
 @pytest.mark.asyncio

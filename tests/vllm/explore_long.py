@@ -99,6 +99,7 @@ def explore(kind: str, release: Any, subjects: tuple[str, ...], seeds: range, se
         result = KINDS[kind][0](release, subject, chunk)
         line = {"kind": kind, "release": release.version, "subject": subject, "seeds": [chunk.start, chunk.stop],
                 **result, "cpu_s": time.process_time() - began}
+        STATE.parent.mkdir(exist_ok=True)
         with STATE.open("a") as file:
             file.write(json.dumps(line) + "\n")
 

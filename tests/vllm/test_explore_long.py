@@ -15,7 +15,7 @@ pytestmark = pytest.mark.timeout(600)
 @pytest.fixture(autouse=True)
 def chunks_of_one_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A state of its own."""
-    monkeypatch.setattr(module, "STATE", tmp_path / "state.jsonl")
+    monkeypatch.setattr(module, "STATE", tmp_path / "releases" / "state.jsonl")
     monkeypatch.setattr(module, "CHUNK", 1)
 
 

@@ -125,7 +125,7 @@ def _search(
     )
     report = search.run()
     if report.findings:
-        warn(f"making {len(report.findings)} findings small; ctrl-c keeps them as they are")
+        warn("making the findings small; ctrl-c keeps them as they are")
         search.shrink(report)
     places = {} if out is None else {
         finding.signature: write(out, report, finding, entry, faults, engine) for finding in report.findings.values()
@@ -160,6 +160,8 @@ def _progress() -> "Callable[[SearchReport], None]":
 
 def lines(report: "SearchReport", places: dict[str, Path]) -> list[str]:
     """The report for people."""
+    if report.interrupted and not report.release:
+        return ["interrupted while the engine was imported: no run was begun"]
     speed = f", {number(round(report.steps / report.cpu_s))} steps a second and core" if report.cpu_s else ""
     text = [
         f"{report.release}: {number(report.runs)} runs, {number(report.steps)} scheduler steps in {report.cpu_s:.1f} s "

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Stands for an interpreter with an engine: it answers tasks as the worker does, and misbehaves on some seeds.
 
-Seed 3 is a finding, seed 5 ends the process, seed 7 says nothing for ever. Shrinking keeps what it is given. The tap of
-a recorded run tells the lines of the file ``FAKE_ENGINE_TAP``.
+Seed 3 is a finding, seed 5 ends the process, seed 7 makes the file ``FAKE_ENGINE_HANGS`` and says nothing for ever.
+Shrinking keeps what it is given. The tap of a recorded run tells the lines of the file ``FAKE_ENGINE_TAP``.
 """
 
 import json
@@ -45,6 +45,7 @@ def main() -> None:
             if seed == 5:
                 os._exit(11)
             if seed == 7:
+                open(os.environ.get("FAKE_ENGINE_HANGS", os.devnull), "w").close()
                 time.sleep(1_000)
             say({
                 "profile": profile, "seed": seed, "steps": 10, "reads": 5, "moved": 2, "cpu_s": 0.001,

@@ -4,6 +4,7 @@ import json
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -102,20 +103,39 @@ def test_the_command_writes_each_finding_and_ends_with_1(tmp_path: Path) -> None
     assert finding["recording"] is None
 
 
-def test_ctrl_c_keeps_what_was_found(tmp_path: Path) -> None:
+def interrupted(
+    tmp_path: Path, begun: Callable[["subprocess.Popen[str]"], bool], **more: str
+) -> tuple[str, int | None]:
+    """Output and exit status of a search that gets ctrl-c as soon as it has begun."""
     process = subprocess.Popen(
         [PROGRAM, "explore", "vllm", "--python", FAKE, "--seeds", "0:8", "--profile", "press", "--workers", "1"],
-        cwd=tmp_path, env={**environment(tmp_path), "PYTHONUNBUFFERED": "1"}, stdout=subprocess.PIPE,
+        cwd=tmp_path, env={**environment(tmp_path), "PYTHONUNBUFFERED": "1", **more}, stdout=subprocess.PIPE,
         stderr=subprocess.PIPE, text=True,
     )
-    # Seed 7 hangs; the batch with it is read until the process of seed 5 was replaced.
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
-    while not children.read_text().split():
+    while not begun(process):
         assert process.poll() is None
     process.send_signal(signal.SIGINT)
     out, _ = process.communicate(timeout=DEADLINE_S)
+    return out, process.returncode
+
+
+def test_ctrl_c_keeps_what_was_found(tmp_path: Path) -> None:
+    """Seed 7 hangs; before it, seed 3 was found and the process of seed 5 was replaced."""
+    hangs = tmp_path / "hangs"
+    out, status = interrupted(tmp_path, lambda _: hangs.exists(), FAKE_ENGINE_HANGS=str(hangs))
     assert "interrupted; these are the findings until then" in out
-    assert process.returncode in (1, 130)
+    assert "FOUND progress: deadlock" in out
+    assert "FOUND no crash: the process died" in out
+    assert status == 1
+
+
+def test_ctrl_c_while_the_engine_is_imported_says_so(tmp_path: Path) -> None:
+    def has_child(process: "subprocess.Popen[str]") -> bool:
+        return bool(Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split())
+
+    out, status = interrupted(tmp_path, has_child, FAKE_ENGINE="hangs")
+    assert out == "interrupted while the engine was imported: no run was begun\n"
+    assert status == 130
 
 
 @pytest.mark.parametrize(("arguments", "sentence"), [

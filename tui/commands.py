@@ -147,7 +147,7 @@ def requests_named(desk: Desk, typed: str) -> list[Command]:
     lives = itertools.chain(desk.mirror.lives.values(), reversed(desk.mirror.past))
     named = (life for life in lives if typed in life.request.lower())
     return [
-        Command(plain(life.request), f"request, {life.state.label if life.closed_ns is None else 'finished'}",
+        Command(plain(life.request), f"request, {life.state.words if life.closed_ns is None else 'finished'}",
                 opens(life.request))
         for life in itertools.islice(named, SHOWN_MAX)
     ]

@@ -15,7 +15,7 @@ from typing import Final
 
 import msgspec
 
-from kvbm_console.core.ids import Authority, Condition, Route, SlotState, Tier
+from kvbm_console.core.ids import Authority, Condition, SlotState, Tier
 from kvbm_console.core.slots import CandidateFacts, OperationFacts, SlotFacts
 from kvbm_console.core.state import CacheState
 from kvbm_console.core.tiers import PoolFacts
@@ -70,11 +70,6 @@ def free_blocks(state: CacheState, slot: SlotFacts) -> tuple[int, int] | None:
 def blocks_text(wanted: int, free: int) -> str:
     """``13 G1 blocks, 4 free``."""
     return f"{wanted:,} G1 block{'' if wanted == 1 else 's'}, {free:,} free"
-
-
-def route_text(route: Route) -> str:
-    """``G2→G1``."""
-    return route.label.replace(">", "→")
 
 
 def breakpoints_text(breakpoints: tuple[int, ...]) -> str:
@@ -133,7 +128,7 @@ def waits_for(state: CacheState, slot: SlotFacts, ranks: int = 0) -> str:
 
 def copy_text(state: CacheState, candidate: CandidateFacts, ranks: int = 0) -> str:
     """The open copy of a candidate, with the step that comes next."""
-    route = route_text(candidate.route)
+    route = candidate.route.words
     copy = state.operations.get(-1 if candidate.operation is None else candidate.operation)
     if copy is None:
         return f"candidate {candidate.candidate} on {route}, not promoted"

@@ -211,7 +211,7 @@ class BreakpointSpec(msgspec.Struct, frozen=True, array_like=True):
 
     def describe(self) -> str:
         """A line for lists: the site and the conditions."""
-        old = f"{self.from_state.label} " if self.from_state is not None else ""
-        new = f" → {self.to_state.label}" if self.to_state is not None else ""
-        scope = "".join(f" {part.label}" for part in (self.tier, self.route) if part is not None)
+        old = f"{self.from_state.words} " if self.from_state is not None else ""
+        new = f" → {self.to_state.words}" if self.to_state is not None else ""
+        scope = "".join(f" {part.words}" for part in (self.tier, self.route) if part is not None)
         return f"{self.site.label} {self.request}{(' ' + old).rstrip() if old else ''}{new}{scope}"

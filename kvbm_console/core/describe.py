@@ -100,7 +100,7 @@ def _describe(event: ev.AnyEvent, state: CacheState | None) -> str:
     match event:
         case ev.PoolKnown():
             size = "unknown size" if event.capacity_blocks is None else _blocks(event.capacity_blocks)
-            return f"{event.tier.name} {event.medium}, {size} of {event.block_tokens} tokens, {event.authority.label}"
+            return f"{event.tier.name} {event.medium}, {size} of {event.block_tokens} tokens, {event.authority.words}"
         case ev.SlotOpened():
             half = f", sends as {event.sends}" if event.sends is not None else ""
             half += f", receives {event.receives}" if event.receives is not None else ""
@@ -108,49 +108,49 @@ def _describe(event: ev.AnyEvent, state: CacheState | None) -> str:
         case ev.SlotMoved():
             entry = ENTRY_NAMES.get(event.entry, str(event.entry))
             extra = f", {event.detail:,} tokens" if event.detail else ""
-            why = f", {event.reason.label}" if event.reason is not None else ""
-            return f"{event.old.label} → {event.new.label}{extra}{why}, by {entry}"
+            why = f", {event.reason.words}" if event.reason is not None else ""
+            return f"{event.old.words} → {event.new.words}{extra}{why}, by {entry}"
         case ev.SlotClosed():
             return "left the facts"
         case ev.SlotCloned():
             return f"{event.request}, clone of slot {event.parent}, {_ids(event.ids)}"
         case ev.LookupAnswered():
             found = ", ".join(f"G{at + 2} {count}" for at, count in enumerate(event.matched) if count)
-            miss = "" if event.why is MissReason.NONE else f", then {event.why.label}"
+            miss = "" if event.why is MissReason.NONE else f", then {event.why.words}"
             answer = "ask again" if event.answer is None else f"{event.answer:,} tokens"
             return f"G1 {event.local_blocks}{', ' + found if found else ''}{miss}: {answer}"
         case ev.BlocksStaged():
             return f"{_tier(state, event.pool)} {_ids(event.ids)}"
         case ev.StagingReleased():
-            return event.why.label
+            return event.why.words
         case ev.DeviceBlocksAssigned():
             reused = f", {event.reused} reused" if event.reused else ""
             external = f", {event.external_tokens:,} tokens to load" if event.external_tokens else ""
             return f"{_tier(state, event.pool)} {_ids(event.ids)} to {_slots(event.slots)}{reused}{external}"
         case ev.DeviceBlocksReleased():
-            return f"{_ids(event.ids)}, {event.why.label}"
+            return f"{_ids(event.ids)}, {event.why.words}"
         case ev.DeviceBlocksReplaced():
             return f"{_ids(event.ids)} from block {event.first} on, instead of its own copies"
         case ev.BlocksFilled():
             return f"{_tier(state, event.pool)} {_ids(event.ids)} of {_slots(event.slots)}"
         case ev.BlocksEvicted():
             wanted = "" if event.for_slot is None else f" for slot {event.for_slot}"
-            return f"{_tier(state, event.pool)} {_ids(event.ids)}{wanted}, {event.rule.label}"
+            return f"{_tier(state, event.pool)} {_ids(event.ids)}{wanted}, {event.rule.words}"
         case ev.BlocksReserved() | ev.BlocksReady():
             writer = {ev.TOLD: "told", ev.RESTORED: "from before the start"}.get(event.operation)
             return f"{_tier(state, event.pool)} {_ids(event.ids)}, {writer or f'op {event.operation}'}"
         case ev.BlocksDropped():
-            return f"{_tier(state, event.pool)} {_ids(event.ids)}, op {event.operation}, {event.why.label}"
+            return f"{_tier(state, event.pool)} {_ids(event.ids)}, op {event.operation}, {event.why.words}"
         case ev.CandidatePlanned():
             whose = f" of {event.request}" if event.request else ""
-            return f"candidate {event.candidate} {event.route.label}, {_blocks(len(event.hashes) // 8)}{whose}"
+            return f"candidate {event.candidate} {event.route.words}, {_blocks(len(event.hashes) // 8)}{whose}"
         case ev.CandidateEnqueued():
             return f"candidate {event.candidate}"
         case ev.CandidateEvaluated():
-            left = "" if event.filtered is None else f", others {event.filtered.label}"
+            left = "" if event.filtered is None else f", others {event.filtered.words}"
             return f"candidate {event.candidate}, {_blocks(event.found)} to move{left}"
         case ev.CandidateSkipped():
-            return f"candidate {event.candidate}, {event.reason.label}"
+            return f"candidate {event.candidate}, {event.reason.words}"
         case ev.CandidatePromoted():
             return f"candidate {event.candidate} is op {event.operation}, {_ids(event.targets)}"
         case ev.OperationStarted():
@@ -159,7 +159,7 @@ def _describe(event: ev.AnyEvent, state: CacheState | None) -> str:
         case ev.OperationReported():
             return f"op {event.operation} rank {event.rank}, {'ok' if event.ok else 'failed: ' + event.error}"
         case ev.CandidateEnded():
-            return f"candidate {event.candidate}, {event.status.label}"
+            return f"candidate {event.candidate}, {event.status.words}"
         case ev.BatchEnded():
             return f"batch {event.batch}"
         case ev.IterationAdvanced():
@@ -173,23 +173,23 @@ def _describe(event: ev.AnyEvent, state: CacheState | None) -> str:
             return f"{event.owner} has {len(event.specs)}" + (f", by {event.by}" if event.by else "")
         case ev.BreakpointHit():
             says = f": {event.message}" if event.message else ""
-            return f"breakpoint {_numbers(event.breakpoints)} at {event.site.label}, {event.action.label}{says}"
+            return f"breakpoint {_numbers(event.breakpoints)} at {event.site.words}, {event.action.words}{says}"
         case ev.SlotHeld():
             who = f"breakpoint {_numbers(event.breakpoints)}" if event.breakpoints else event.owner
-            return f"hold {event.hold} by {who} at {event.site.label}, waits at {event.point.label}"
+            return f"hold {event.hold} by {who} at {event.site.words}, waits at {event.point.words}"
         case ev.HoldParked():
             return f"hold {event.hold} stands still"
         case ev.HoldReleased():
             reason = ended_text(event.why, event.by)
             return f"hold {event.hold} ended after {event.held_ns / 1e6:.1f} ms: {reason}"
         case ev.HoldDenied():
-            return f"at {event.site.label}: {event.why}"
+            return f"at {event.site.words}: {event.why}"
         case ev.LeaseChanged():
             return f"{event.owner} {'lost' if not event.live else 'back' if event.back else 'granted'}"
         case ev.ResetBegun():
-            return event.mode.label + (f" by {event.by}" if event.by else "")
+            return event.mode.words + (f" by {event.by}" if event.by else "")
         case ev.ResetDone():
-            return f"{event.mode.label}, epoch {event.epoch}"
+            return f"{event.mode.words}, epoch {event.epoch}"
         case ev.DrainBegun():
             return f"for {event.deadline_ns / 1e9:g} s" + (f" by {event.by}" if event.by else "")
         case ev.StimulusRejected():
@@ -211,17 +211,17 @@ def _describe(event: ev.AnyEvent, state: CacheState | None) -> str:
                 return f"source {event.source} ended"
             return f"source {event.source} {'restarted' if event.restarted else f'lost {event.first} to {event.last}'}"
         case ev.Noted():
-            return f"{event.note.label}: {event.detail}" if event.detail else event.note.label
+            return f"{event.note.words}: {event.detail}" if event.detail else event.note.words
         case ev.BlocksQuarantined():
             return f"{_tier(state, event.pool)} {_ids(event.ids)} under op {event.operation}"
         case ev.BreakpointStopped():
-            return f"breakpoint {event.breakpoint} {event.why.label}: {event.message}"
+            return f"breakpoint {event.breakpoint} {event.why.words}: {event.message}"
         case ev.SlotCaptured():
-            return f"at {event.site.label}, {len(event.names)} values by breakpoint {_numbers(event.breakpoints)}"
+            return f"at {event.site.words}, {len(event.names)} values by breakpoint {_numbers(event.breakpoints)}"
         case ev.Frozen():
             return f"by {event.by}, for at most {event.max_hold_ns / 1e9:g} s"
         case ev.Thawed():
-            return f"{event.why.label}{' by ' + event.by if event.by else ''} after {event.held_ns / 1e6:.1f} ms"
+            return f"{event.why.words}{' by ' + event.by if event.by else ''} after {event.held_ns / 1e6:.1f} ms"
         case ev.PrefetchLimited():
             share = f"{event.used} of {event.judged} fetched blocks were used"
             return f"prefetch {'is limited to probes' if event.limited else 'is free again'}, {share}"
@@ -229,7 +229,7 @@ def _describe(event: ev.AnyEvent, state: CacheState | None) -> str:
             return mismatch(event)
         case ev.EngineMeasured():
             values = zip(event.measures, event.values, strict=True)
-            told = ", ".join(f"{measure.label} {value:,}" for measure, value in values)
+            told = ", ".join(f"{measure.words} {value:,}" for measure, value in values)
             return f"source {event.source}: {told or 'its metrics cannot be read'}"
         case ev.ConnectorMeasured():
             longest = max(zip(event.longest_ns, event.methods, strict=True), default=None)

@@ -23,12 +23,17 @@ EMPTY_HASH: Final = 0
 
 
 class Word(IntEnum):
-    """An integer with a lower-case label, which is the only form that screens, JSON and the shell show."""
+    """An integer with a lower-case label, the form of programs and expressions, and words, the form of sentences."""
 
     @property
     def label(self) -> str:
-        """The member's name as people read it, for example ``onboard_staged``."""
+        """The member's name as programs read it and expressions spell it, for example ``onboard_staged``."""
         return self.name.lower()
+
+    @property
+    def words(self) -> str:
+        """The member's name as people read it, for example ``onboard staged``."""
+        return self.label.replace("_", " ")
 
     @classmethod
     def labelled(cls, label: str) -> "Word":
@@ -102,6 +107,11 @@ class Route(Word):
     def label(self) -> str:
         """For example ``G2>G1``, the form of the expression language."""
         return f"{self.source.name}>{self.target.name}"
+
+    @property
+    def words(self) -> str:
+        """For example ``G2→G1``."""
+        return f"{self.source.name}→{self.target.name}"
 
     @classmethod
     def labelled(cls, label: str) -> "Route":

@@ -409,7 +409,7 @@ def test_timeline_walks_events_and_measures() -> None:
     assert "▲ prefilling → ● decoding" in rows[-3]
     assert "Δ 329 ms, 27 events" in rows[-3]
     assert rows[-2].startswith(" cause  slot moved ")
-    assert "build_connector_metadata, iteration" in rows[-2]
+    assert "iteration scheduled, iteration" in rows[-2]
     assert any("┬" in row for row in rows)
 
 

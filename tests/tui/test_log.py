@@ -53,7 +53,7 @@ def test_a_note_without_a_detail_ends_with_its_name() -> None:
     script.emit(Noted, Note.SHUTTING_DOWN, "")
     desk = desk_of(items=[connected(), SnapshotTaken(CacheState()), EventsArrived(script.events)])
     desk.current = LOG
-    assert any(row.endswith("shutting_down") for row in screen(desk, 80, 24))
+    assert any(row.endswith(" shutting down") for row in screen(desk, 80, 24))
 
 
 def test_a_quiet_log_does_not_fold() -> None:

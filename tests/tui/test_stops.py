@@ -201,7 +201,7 @@ def test_the_chosen_breakpoint_is_told_in_full_and_whose_it_is_on_any_width() ->
         told = " ".join(everything(desk, width, 40).split())
         assert f"{spell(spec)} by ann@host" in told, width
     wide = everything(desk, 200, 60)
-    assert "agent-0003* skipped_decode → decoding " in wide
+    assert "agent-0003* skipped decode → decoding " in wide
     assert "tokens.computed > 4096, hits >=3, ignore 2, once, after 7" in wide
 
 

@@ -1,13 +1,15 @@
 """Help for somebody who sees the console for the first time: words, examples, lints; whole, and never wrong."""
 
 import re
+from pathlib import Path
 from typing import get_args
 
 import pytest
 
 from kvbm_console.core import events as ev
 from kvbm_console.core.config import BreakpointSpec
-from kvbm_console.stream.feed import FeedItem
+from kvbm_console.recording.reader import Recording
+from kvbm_console.stream.feed import EventsArrived, FeedItem, SnapshotTaken
 from tests.tui.desks import FakeActions, desk_of, everything, screen
 from tests.tui.script import Mono, S, Script, connected, story
 from tui.desk import BREAKS, HELP, LOG, OVERVIEW, RECORD, SLOT, TIERS, WARNINGS, WHAT_IF, WHY
@@ -148,7 +150,6 @@ def test_losses_of_a_recording_are_on_its_first_screen() -> None:
     tape.gaps = (Lost(),)  # type: ignore[assignment]
     transport.recording = tape
     from kvbm_console.core.state import CacheState
-    from kvbm_console.stream.feed import EventsArrived, SnapshotTaken
     script = Script()
     script.pools()
     desk = desk_of(items=[connected(recording=True), SnapshotTaken(CacheState()), EventsArrived(script.events)],
@@ -195,3 +196,32 @@ def test_a_kind_is_told_in_words_and_its_class_name_behind_a_key(size: tuple[int
     assert chosen is not None
     assert f" seq {chosen.seq}  {type(chosen).__name__}" in text
     assert kind_words(type(chosen)) in text
+
+
+RECORDINGS = Path(__file__).resolve().parents[2] / "recordings"
+TAPES = sorted(path for path in RECORDINGS.rglob("*.mcap") if path.parent.name != "versions")
+SPELLED = re.compile(r"[A-Za-z]+(?:_[A-Za-z0-9]+)+")
+AS_THEY_ARE = {"CPU_PINNED", "KVBM_TAP", "max_queue_size"}
+"""A medium as its engine calls it, a variable that a person types, and an engine's own setting."""
+
+
+@pytest.mark.parametrize("path", TAPES, ids=lambda path: path.stem)
+def test_no_view_shows_a_name_of_the_code(path: Path) -> None:
+    tape = Recording.open(path)
+    events = [event for batch in tape.events(tape.first_seq + 1) for event in batch]
+    for share in (2, 1):
+        some = events[: len(events) // share]
+        desk = desk_of(
+            items=[connected(recording=True), SnapshotTaken(tape.state_at(tape.first_seq)), EventsArrived(some)],
+            late_ns=0)
+        slots = desk.mirror.facts.slots.values()
+        requests = [slot.request for slot in slots] + [life.request for life in desk.mirror.past]
+        for chosen in (None, *requests[:1]):
+            desk.selected = chosen
+            for view in range(HELP):
+                desk.current = view
+                for size in ((80, 24), (200, 60)):
+                    found = {
+                        word for row in screen(desk, *size) for word in SPELLED.findall(row)
+                        if word not in AS_THEY_ARE and not any(word in request for request in requests)}
+                    assert not found, f"view {view + 1}, at event {desk.mirror.next_seq - 1}"

@@ -317,7 +317,7 @@ def _culprits(forest: PrefixMap, hashes: list[int]) -> list[Culprit]:
     for gone in forest.evicted:
         for key in gone.keys() & hashes:
             eviction = gone[key]
-            rule = "" if eviction.rule is None else eviction.rule.label
+            rule = "" if eviction.rule is None else eviction.rule.words
             groups.setdefault((eviction.tier, eviction.request, rule), []).append((eviction, key))
     culprits = []
     for (tier, request, rule), found in groups.items():

@@ -40,7 +40,7 @@ def mark(level: Level | None, glyphs: Glyphs) -> list[Span]:
 
 def state(value: SlotState, glyphs: Glyphs) -> list[Span]:
     """Glyph and name."""
-    return [Span(f"{glyphs.state[value]} {value.label}", state_role(value))]
+    return [Span(f"{glyphs.state[value]} {value.words}", state_role(value))]
 
 
 def request(name: str, width: int, role: str = "text") -> Span:

@@ -25,7 +25,7 @@ from kvbm_console.core.expression import EVENT, Field
 from kvbm_console.core.expression.fields import words
 from kvbm_console.core.expression.schema import Kind
 from kvbm_console.core.ids import CandidateStatus, Route, SlotState, Tier
-from kvbm_console.core.stimuli import ENTRY_NAMES
+from kvbm_console.core.stimuli import ENTRY_TAGS, Stimulus
 
 from .filters import with_fields
 from .history import History
@@ -35,6 +35,7 @@ SCANNED_MAX: Final = 10_000
 """Events looked at for one step; half of the events that the log keeps."""
 TRIED_MAX: Final = 64
 """Later events whose causes are determined in the search for an effect."""
+_STIMULI: Final = {tag: kind for kind, tag in ENTRY_TAGS.items()}
 
 
 def concerns(event: ev.Event, history: History) -> str:
@@ -78,8 +79,8 @@ def nameless(event: ev.Event, history: History) -> bool:
 
 
 @lru_cache(maxsize=256)
-def kind_words(kind: type[ev.Event]) -> str:
-    """The kind of an event in words: ``blocks evicted``. The class name is what filters and files take."""
+def kind_words(kind: type[Event] | type[Stimulus]) -> str:
+    """The kind in words: ``blocks evicted``. The class name is what filters and files take."""
     return re.sub(r"(?<=[a-z])(?=[A-Z])", " ", kind.__name__).lower()
 
 
@@ -89,9 +90,15 @@ def describe(event: ev.Event, history: History) -> str:
     return phrase(event, history) if phrase is not None else core_describe(event, history.state)
 
 
-def entry_name(entry: int) -> str:
-    """The entry point that a move came from."""
-    return ENTRY_NAMES.get(entry, f"entry {entry}")
+def beside_kind(event: ev.Event, history: History) -> str:
+    """The phrase for a narrow place beside the kind: the kind's first word is not said again."""
+    return describe(event, history).removeprefix(f"{kind_words(type(event)).split()[0]} ")
+
+
+def entry_words(entry: int) -> str:
+    """The stimulus that a move came from, in words: ``match requested``."""
+    kind = _STIMULI.get(entry)
+    return f"entry {entry}" if kind is None else kind_words(kind)
 
 
 def _opened(e: ev.SlotOpened, history: History) -> str:
@@ -99,11 +106,11 @@ def _opened(e: ev.SlotOpened, history: History) -> str:
 
 
 def _moved(e: ev.SlotMoved, history: History) -> str:
-    text = f"{e.old.label} → {e.new.label}"
+    text = f"{e.old.words} → {e.new.words}"
     if e.detail:
         text += f", {count(e.detail)} tokens"
     if e.reason is not None and e.new in (SlotState.FINISHING, SlotState.FINISHED):
-        text += f", {e.reason.label}"
+        text += f", {e.reason.words}"
     return text
 
 
@@ -113,14 +120,14 @@ def _ended(e: ev.CandidateEnded, history: History) -> str:
         return core_describe(e, history.state)
     took = duration(transfer.age(e.at_ns))
     text = f"op {transfer.label} {route_arrow(transfer.route)}, {plural(transfer.blocks, 'block')}"
-    return f"{text}, {took}" if e.status is CandidateStatus.COMPLETED else f"{text}, {e.status.label}, {took}"
+    return f"{text}, {took}" if e.status is CandidateStatus.COMPLETED else f"{text}, {e.status.words}, {took}"
 
 
 def _skipped(e: ev.CandidateSkipped, history: History) -> str:
     transfer = history.transfer_of(candidate=e.candidate)
     if transfer is None:
         return core_describe(e, history.state)
-    return f"{e.reason.label}, {route_arrow(transfer.route)}, {plural(transfer.blocks, 'block')}"
+    return f"{e.reason.words}, {route_arrow(transfer.route)}, {plural(transfer.blocks, 'block')}"
 
 
 def _started(e: ev.OperationStarted, history: History) -> str:
@@ -130,12 +137,17 @@ def _started(e: ev.OperationStarted, history: History) -> str:
     return f"op {e.operation} {route_arrow(transfer.route)}, {plural(transfer.blocks, 'block')}"
 
 
+def _rejected(e: ev.StimulusRejected, history: History) -> str:
+    return f"{entry_words(e.entry)}: {e.why}"
+
+
 PHRASES: Final[dict[type[ev.Event], Callable[[Any, History], str]]] = {
     ev.SlotOpened: _opened,
     ev.SlotMoved: _moved,
     ev.CandidateEnded: _ended,
     ev.CandidateSkipped: _skipped,
     ev.OperationStarted: _started,
+    ev.StimulusRejected: _rejected,
 }
 """Kinds whose phrase differs from the core's."""
 

@@ -104,7 +104,7 @@ def _place(mirror: Mirror, state: CacheState, hold: HoldFacts) -> str:
     life = mirror.lives.get(hold.slot)
     moves = [] if life is None else [move for move in life.moves if move.start_ns <= hold.since_ns]
     if not moves:
-        return f"{word} {state.slots[hold.slot].state.label}"
+        return f"{word} {state.slots[hold.slot].state.words}"
     known = [state.breakpoints[number].spec.to_state for number in hold.breakpoints if number in state.breakpoints]
     same = [move.state for move in moves if move.start_ns == moves[-1].start_ns]
-    return f"{word} {next((state for state in same if state in known), same[-1]).label}"
+    return f"{word} {next((state for state in same if state in known), same[-1]).words}"

@@ -9,7 +9,7 @@ import msgspec
 
 from kvbm_console.analysis import waits
 from kvbm_console.analysis.lives import Transfer
-from kvbm_console.analysis.waits import Standstill, pinned, route_text
+from kvbm_console.analysis.waits import Standstill, pinned
 from kvbm_console.core.holds import HoldFacts
 from kvbm_console.core.ids import OnTimeout, SlotState, WaitPoint
 from kvbm_console.core.slots import SlotFacts
@@ -114,7 +114,7 @@ def sentences(mirror: Mirror, slot: SlotFacts, mono_ns: int) -> list[str]:
     if transfers:
         flow = mirror.flows.routes.get(transfers[0].route)
         usual = percentile(flow.latencies.window(now), 0.5) if flow is not None else None
-        route = route_text(transfers[0].route)
+        route = transfers[0].route.words
         kind = "operation" if transfers[0].operation is not None else "candidate"
         number = transfers[0].operation if transfers[0].operation is not None else transfers[0].candidate
         about = f"{kind} {number} on {route}"

@@ -23,7 +23,7 @@ from ..draw.frame import Hint
 from ..draw.spans import BLANK, Line, Row, Span, beside
 from ..draw.table import MOVES, Column, Table, as_table, fields_of, moved
 from ..model.breaks import NO_REQUESTS, spell
-from ..model.events import describe, entry_name, kind_words
+from ..model.events import beside_kind, entry_words, kind_words
 from ..model.numbers import S, count, cut, duration, plain, plural, wrap
 from ..model.slots import SlotRow
 from ..model.stops import ASKED
@@ -61,9 +61,9 @@ def _match(known: BreakpointFacts) -> str:
     spec = known.spec
     text = plain(spec.request)
     if spec.from_state is not None:
-        text += f" {spec.from_state.label}"
+        text += f" {spec.from_state.words}"
     if spec.to_state is not None:
-        text += f" → {spec.to_state.label}"
+        text += f" → {spec.to_state.words}"
     for scope in (spec.tier, spec.route):
         text += f" {scope.name.replace('_', '→')}" if scope is not None else ""
     return text
@@ -394,11 +394,11 @@ def _inside(desk: Desk, state: CacheState, hold: HoldFacts, width: int, height: 
             if width >= WIDE:
                 row.right(duration(desk.now_ns - event.at_ns), 5, "muted").put("  ")
             row.put(cut(kind_words(type(event)), name).ljust(name + 1), "muted")
-            row.put(cut(plain(describe(event, desk.mirror)), max(0, width - 38 - 2 - row.x)), "text")
+            row.put(cut(plain(beside_kind(event, desk.mirror)), max(0, width - 38 - 2 - row.x)), "text")
             right.append(row.line())
             entry = getattr(event, "entry", None)
             if entry is not None:
-                told = f"{entry_name(entry)}, iter {count(getattr(event, 'iteration', 0))}"
+                told = f"{entry_words(entry)}, iter {count(getattr(event, 'iteration', 0))}"
                 right.append(Row().to(7 if width >= WIDE else 0).put(told, "faint").line())
             if len(right) >= height:
                 break

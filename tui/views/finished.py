@@ -10,7 +10,7 @@ from kvbm_console.analysis.lives import Life
 from kvbm_console.core import events as ev
 from kvbm_console.core.expression import Field
 from kvbm_console.core.expression.schema import Kind
-from kvbm_console.core.ids import SlotState, Tier
+from kvbm_console.core.ids import FinishReason, SlotState, Tier
 
 from ..desk import FINISHED, SLOT, Desk, View
 from ..draw import table, words
@@ -68,10 +68,15 @@ class Done:
         return sum(move.state is SlotState.PREEMPTED for move in self.life.moves)
 
     @cached_property
-    def reason(self) -> str:
-        """How it ended."""
-        closing = next((e for e in reversed(self.life.story) if isinstance(e, ev.SlotMoved) and e.reason), None)
-        return "?" if self.life.lost else closing.reason.label if closing is not None and closing.reason else "–"
+    def reason(self) -> FinishReason | None:
+        """How it ended; None if that is not known."""
+        if self.life.lost:
+            return None
+        return next((e.reason for e in reversed(self.life.story) if isinstance(e, ev.SlotMoved) and e.reason), None)
+
+
+def _ending(done: Done) -> str:
+    return "?" if done.life.lost else "–" if done.reason is None else done.reason.words
 
 
 def _time(value: int | None, role: str = "text") -> list[Span]:
@@ -129,8 +134,8 @@ PREEMPTED: Final[Column[Done]] = Column(
     order="preemptions", key=lambda done: (-done.preemptions,), title="preemptions",
     value=lambda done: done.preemptions)
 REASON: Final[Column[Done]] = Column(
-    name="END", gap=2, cell=lambda done, size, glyphs: [Span(cut(plain(done.reason), size), "muted")],
-    title="reason", value=lambda done: done.reason)
+    name="END", gap=2, cell=lambda done, size, glyphs: [Span(cut(_ending(done), size), "muted")],
+    title="reason", value=lambda done: "" if done.reason is None else done.reason.label)
 SHOWN: Final = (ENDED, REQUEST, TOOK, TTFT, BLOCKS, HIT, G1, G2, G3, PREEMPTED, REASON)
 SCHEMA: Final = with_fields(LIVES, *fields_of((TTFT,)))
 

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import msgspec
 
 from kvbm_console.core.events import Event, SlotMoved
+from kvbm_console.core.ids import Word
 from kvbm_console.stream.document import field_text
 
 from ..desk import LOG, SLOT, Desk, View
@@ -20,7 +21,7 @@ from ..draw.spans import Line, Row, fit
 from ..draw.table import Table
 from ..draw.words import request
 from ..model.coverage import SeenGap, Stretch
-from ..model.events import EVENTS, STEADY, concerns, describe, kind_role, kind_words
+from ..model.events import EVENTS, STEADY, beside_kind, concerns, describe, entry_words, kind_role, kind_words
 from ..model.filters import Filter
 from ..model.numbers import count, cut, per_second, plain, plural, spoken
 from ..model.trail import Trail, backwards, index_at
@@ -49,10 +50,22 @@ def event_table(desk: Desk, events: Iterable[Event]) -> Table:
 
 
 def fields(event: Event, limit: int) -> Iterator[tuple[str, str]]:
-    """Name and value of each field of the event, each value within ``limit`` characters."""
+    """Name and value of each field of the event as filters spell them, each value within ``limit`` characters."""
     for name in type(event).__struct_fields__:
         if name not in _TOLD:
             yield name, plain(field_text(name, getattr(event, name), limit)) or "–"
+
+
+def worded(event: Event, limit: int) -> Iterator[tuple[str, str]]:
+    """The same in words."""
+    for name, told in fields(event, limit):
+        value = getattr(event, name)
+        words = value if isinstance(value, tuple) else (value,)
+        if name == "entry":
+            told = cut(entry_words(value), limit)
+        elif words and all(isinstance(word, Word) for word in words):
+            told = cut(", ".join(word.words for word in words), limit)
+        yield name.replace("_", " "), told
 
 
 def event_line(desk: Desk, event: Event, width: int, *, chosen: bool = False, folded: int = 0) -> Line:
@@ -72,7 +85,8 @@ def event_line(desk: Desk, event: Event, width: int, *, chosen: bool = False, fo
         row.zone(0, ("select", subject), width)
     if folded:
         row.put(f"+{count(folded)}  ", "text")
-    row.put(cut(plain(describe(event, desk.mirror)), max(0, width - 1 - row.x)), "muted")
+    told = describe(event, desk.mirror) if wide else beside_kind(event, desk.mirror)
+    row.put(cut(plain(told), max(0, width - 1 - row.x)), "muted")
     _rest(row, event, width)
     row.zone(0, ("row", event.seq), row.x)
     return row.to(width - 1 if chosen else row.x).line("sel" if chosen else "", width)
@@ -94,8 +108,8 @@ def _rest(row: Row, event: Event, width: int) -> None:
     if width >= FIELDS_FROM:
         row.to(max(row.x, CAUSE_FROM) + 2)
         told, room = "", max(0, width - 1 - row.x)
-        for name, value in fields(event, 24):
-            told += f"  {name} {value}" if told else f"{name} {value}"
+        for name, value in worded(event, 24):
+            told += ("  " if told else "") + f"{name} {value}"
             if len(told) > room:
                 break
         row.put(cut(told, room), "faint")

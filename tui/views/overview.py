@@ -172,7 +172,7 @@ def slots_section(
         row = Row().to(margin)
         for index, (one, number) in enumerate(pairs[start : start + across]):
             row.to(margin + index * pitch).put(desk.glyphs.state[one], state_role(one))
-            row.put(f" {number:>2} ", "strong" if number else "faint").put(one.label, "muted" if number else "faint")
+            row.put(f" {number:>2} ", "strong" if number else "faint").put(one.words, "muted" if number else "faint")
         lines.append(row.line())
     return lines
 
@@ -221,7 +221,7 @@ def waiting_section(desk: Desk, state: CacheState, rows: int, width: int, *, wit
         row.right(duration(row_data.age_ns), start + 5, role).put("  ")
         row.spans([words.request(slot.request, names)]).to(start + 7 + names + 2)
         if with_state:
-            row.put(slot.state.label, "caution" if held else state_role(slot.state)).to(start + 7 + names + 18)
+            row.put(slot.state.words, "caution" if held else state_role(slot.state)).to(start + 7 + names + 18)
         row.put(cut(row_data.waits, max(0, width - row.x)), "muted").zone(0, ("open", slot.request), width)
         lines.append(row.line())
     return lines

@@ -17,7 +17,7 @@ from ..draw.lifeline import Lifelines, Window, runs, tick_ns, transfer_codes
 from ..draw.spans import BLANK, Line, Row, Span, beside
 from ..draw.table import Table, moved
 from ..draw.words import LIFE_WORDS, prompt_bar
-from ..model.events import concerns, describe, kind_words
+from ..model.events import beside_kind, concerns, describe, kind_words
 from ..model.numbers import S, count, cut, duration, plain, plural, spoken
 from ..model.slots import SlotRow, limits, prompt_of
 from ..model.waits import ends, sentences, sooner
@@ -370,9 +370,11 @@ def _story(
     now = desk.now_ns
     for event in list(reversed(life.story))[scroll : scroll + max(0, height - 1)]:
         row = Row().put(" " * margin).right(duration(now - event.at_ns), margin + 5, "muted").put("  ")
-        name = 22 if width - margin >= 70 else 15
+        room = width - margin
+        name = 22 if room >= 50 else 15
+        told = describe(event, desk.mirror) if room >= 70 else beside_kind(event, desk.mirror)
         row.put(cut(kind_words(type(event)), name).ljust(name + 1), "muted")
-        line = row.put(cut(plain(describe(event, desk.mirror)), max(0, width - 1 - row.x)), "text").line()
+        line = row.put(cut(plain(told), max(0, width - 1 - row.x)), "text").line()
         if event.seq == chosen:
             line = Row().spans([Span(span.text, f"{span.role}@sel") for span in line.spans]).line()
         lines.append(line)

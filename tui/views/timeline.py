@@ -26,7 +26,7 @@ from ..draw.lifeline import STEPS_NS, Lifelines, Limits, Window, joined, runs, t
 from ..draw.spans import Line, Row, Span, Zone, fit, part
 from ..draw.table import Table, moved
 from ..draw.words import LIFE_WORDS
-from ..model.events import cause_of, describe, effect_of, entry_name, kind_words
+from ..model.events import cause_of, describe, effect_of, entry_words, kind_words
 from ..model.lints import slot_level
 from ..model.numbers import S, count, cut, duration, plain, plural, spoken
 from ..model.places import distance, seq_at
@@ -173,7 +173,7 @@ def legend(desk: Desk, width: int) -> Line:
     row = Row().put(" ")
     glyphs = desk.glyphs
     for state, short in _LEGEND:
-        word = state.label if width >= 180 else short
+        word = state.words if width >= 180 else short
         row.put(glyphs.life[state] * 2, FILL[state]).put(f" {word}  ", "muted")
     row.put(glyphs.hatch * 2, "hatch").put(" held  ", "muted").put(glyphs.gap * 2, "gap").put(" gap  ", "muted")
     if row.x + 18 < width:
@@ -248,7 +248,7 @@ class EventFeet:
         else:
             second.put(f"stimulus {count(event.cause)}", "text")
         if type(event) is ev.SlotMoved:
-            second.put(f"  {entry_name(event.entry)}, iteration {count(event.iteration)}", "muted")
+            second.put(f"  {entry_words(event.entry)}, iteration {count(event.iteration)}", "muted")
         effect = traced.effect
         second.put("   effect  ", "muted")
         second.put("–" if effect is None else f"{kind_words(type(effect))} {count(effect.seq)}  ", "text")

@@ -76,12 +76,12 @@ def transfer_rows(
         if transfer.ended_ns is None or now - transfer.ended_ns > ENDED_SHOWN_NS:
             break
         if transfer.status is CandidateStatus.SKIPPED and transfer.reason is not None:
-            skipped[transfer.reason.label] = skipped.get(transfer.reason.label, 0) + 1
+            skipped[transfer.reason.words] = skipped.get(transfer.reason.words, 0) + 1
             continue
         if len(rows) >= most:
             continue
         failed = transfer.status is CandidateStatus.FAILED
-        word = "took" if transfer.status is CandidateStatus.COMPLETED else transfer.status.label + " after"
+        word = "took" if transfer.status is CandidateStatus.COMPLETED else transfer.status.words + " after"
         reason = transfer.error or f"{word} {spoken(transfer.age(now))}"
         rows.append(TransferLine(mirror, transfer, Level.FAULT if failed else None, now - transfer.ended_ns, reason))
     if wanted is not None:

@@ -9,7 +9,6 @@ from typing import Final
 import msgspec
 
 from kvbm_console.analysis.lints.lint import EVIDENCE_MAX, Finding, Histogram, Level, Lint, limit_of, plural, spoken
-from kvbm_console.analysis.waits import route_text
 from kvbm_console.core import events as ev
 from kvbm_console.core.config import SECOND_NS
 from kvbm_console.core.ids import CandidateStatus, Route
@@ -26,7 +25,7 @@ STRAGGLER_LEAST_NS: Final = 100_000_000
 
 def arrow(route: Route) -> str:
     """A route as screens write it."""
-    return f"{'↑' if route.is_load else '↓'} {route_text(route)}"
+    return f"{'↑' if route.is_load else '↓'} {route.words}"
 
 
 class _Slowness(msgspec.Struct):

@@ -131,7 +131,7 @@ class Stuck(Lint):
         age = stay.age(e.at_ns)
         if age > self.limit(e.old):
             slot = state.slots[e.slot]
-            self.over(self._finding(state, slot, stay, age, f"it then went on to {e.new.label}", e.at_ns, (e.seq,)))
+            self.over(self._finding(state, slot, stay, age, f"it then went on to {e.new.words}", e.at_ns, (e.seq,)))
         self.usual.setdefault(e.old, Histogram()).add(age)
 
     def _gives_back(self, e: ev.DeviceBlocksReleased, state: CacheState) -> None:
@@ -219,7 +219,7 @@ class Stuck(Lint):
         never_ends = slot.state is _S.FINISHING and until_ns is None
         fault = never_ends or age > fault_after(self.limit(slot.state))
         return self.finding(
-            slot.request, f"{slot.state.label} {spoken(age)}", because, seq=stay.seq,
+            slot.request, f"{slot.state.words} {spoken(age)}", because, seq=stay.seq,
             level=Level.FAULT if fault else None, evidence=evidence, slot=slot, since_ns=stay.since_ns,
             until_ns=until_ns, weight=age,
         )

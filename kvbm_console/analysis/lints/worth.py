@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from typing import Final
 
 from kvbm_console.analysis.lints.lint import EVIDENCE_MAX, Finding, Lint, plural
-from kvbm_console.analysis.waits import route_text
 from kvbm_console.core import events as ev
 from kvbm_console.core.columns import ID_BYTES, unpack_hashes
 from kvbm_console.core.ids import ReleaseReason, Route, SkipReason, Tier
@@ -66,7 +65,7 @@ class Duplicate(Lint):
             if twice >= DUPLICATE_BLOCKS and 100 * twice >= DUPLICATE_PERCENT * copied:
                 evidence = self._evidence[route]
                 yield self.finding(
-                    route_text(route), f"{plural(twice, 'block')} copied twice",
+                    route.words, f"{plural(twice, 'block')} copied twice",
                     _share(twice, copied, "blocks copied"), seq=evidence[0], evidence=evidence, until_ns=at_ns,
                     count=twice, weight=twice,
                 )
@@ -157,7 +156,7 @@ class AlreadyCached(Lint):
     """Candidates that were planned for nothing."""
 
     name = "already_cached"
-    threshold = "half of the candidates that ended, and 100 of them, were skipped as already_cached"
+    threshold = "half of the candidates that ended, and 100 of them, were skipped as already cached"
     bad = "planning looks at the same blocks again and again"
     do = "look at what plans them; a higher offload_threshold plans less"
     whole_run = True
@@ -183,7 +182,7 @@ class AlreadyCached(Lint):
         """Over all of the evidence."""
         if self._cached >= ALREADY_CACHED_LEAST and 100 * self._cached >= ALREADY_CACHED_PERCENT * self._ended:
             yield self.finding(
-                "candidates", f"{self._cached:,} skipped as already_cached",
+                "candidates", f"{self._cached:,} skipped as already cached",
                 _share(self._cached, self._ended, "candidates that ended"), seq=self._evidence[0],
                 evidence=self._evidence, until_ns=at_ns, count=self._cached, weight=self._cached,
             )
@@ -193,7 +192,7 @@ class LinkBusy(Lint):
     """Copies down that were skipped, because their link is slower than the pool gives its places away."""
 
     name = "link_busy"
-    threshold = "10 % of the copies down of a route, and 20 of them, were skipped as link_busy"
+    threshold = "10 % of the copies down of a route, and 20 of them, were skipped as link busy"
     bad = "the tier below gets a part of the blocks, and the others are computed again when they are asked for"
     do = (
         "copy fewer blocks with a higher --kv-offload-threshold or --disk-admission, use a faster disk or link, or ask "
@@ -227,7 +226,7 @@ class LinkBusy(Lint):
             whole = skipped + self._copied[route]
             if skipped >= LINK_BUSY_LEAST and 100 * skipped >= LINK_BUSY_PERCENT * whole:
                 yield self.finding(
-                    route_text(route), f"{skipped:,} skipped as link_busy", _share(skipped, whole, "copies"),
+                    route.words, f"{skipped:,} skipped as link busy", _share(skipped, whole, "copies"),
                     seq=self._evidence[route][0], evidence=self._evidence[route], until_ns=at_ns, count=skipped,
                     weight=skipped,
                 )

@@ -252,8 +252,9 @@ class _Parser:
     def _word(self, field: Field, token: Token) -> Literal:
         label = token.text.replace("→", ">").replace(" ", "").replace("\t", "")
         label = _ALIASES.get(label.lower(), label) if field.flag else label
+        spelled = {label.lower(), re.sub(r"[- ]", "_", token.text.lower())}  # as typed, or as screens show it
         for known in field.words:
-            if known.lower() == label.lower() or known.lower() == label.lower().replace("-", "_"):
+            if known.lower() in spelled:
                 return Literal(Kind.WORD, known)
         raise ExpressionError(
             token.column, f"`{short(token.text)}` is no {field.name}; {nearest(label, field.words)}"

@@ -23,6 +23,7 @@ from kvbm_console.recording.reader import Recording
 from tests.tui.desks import run_command
 from tests.tui.script import Mono
 from tui.app import ConsoleApp
+from tui.desk import LOG
 from tui.keys import press
 from tui.source import TargetSession
 
@@ -261,3 +262,5 @@ async def test_the_findings_of_a_recording_are_those_of_doctor(path: Path) -> No
             if request is not None:
                 assert replay.app.desk.selected == request
                 assert request in replay.text()
+            elif replay.app.desk.current == LOG:
+                assert f" seq {seq:,}  " in replay.text(), "the event stands whole below the list"

@@ -9,7 +9,17 @@ from kvbm_console.analysis.lints.lint import UNKNOWN_LIMIT_NS
 from kvbm_console.core import events as ev
 from kvbm_console.core.config import BreakpointSpec
 from kvbm_console.core.errors import UsageError
-from kvbm_console.core.ids import BreakpointAction, CandidateStatus, OnTimeout, Route, Site, SlotState, Suspend, Tier
+from kvbm_console.core.ids import (
+    BreakpointAction,
+    CandidateStatus,
+    Note,
+    OnTimeout,
+    Route,
+    Site,
+    SlotState,
+    Suspend,
+    Tier,
+)
 from kvbm_console.recording.reader import Recording
 from kvbm_console.stream.verbs import ContinueHold, Freeze, RemoveBreakpoint, SetBreakpoint, SkipCandidate, StepPipeline
 from tests.tui.desks import FakeActions, FakeTransport, desk_of, everything, screen
@@ -379,6 +389,21 @@ def test_the_panel_explains_and_goes_there(size: tuple[int, int]) -> None:
     press(desk, "enter")
     assert desk.current == SLOT
     assert desk.selected is not None
+
+
+def test_a_warning_that_leads_to_the_log_chooses_its_event() -> None:
+    script = Script()
+    script.pools()
+    script.emit(ev.Noted, Note.LOOP_BLOCKED, "the event loop stood still for 0.7 s")
+    (noted,) = [event for event in script.events if isinstance(event, ev.Noted)]
+    script.run("chat-1")
+    script.iterate(count=60)
+    desk = desk_of(script)
+    press(desk, "!")
+    press(desk, "enter")
+    assert desk.current == LOG
+    assert desk.event == noted.seq
+    assert f" seq {noted.seq}  Noted" in everything(desk)
 
 
 def test_a_warning_about_copies_chooses_the_worst_of_them_and_its_request() -> None:

@@ -201,7 +201,7 @@ class Record(View):
         playback.seek(moment_of(finding, playback.recording))
         if finding.request is not None:
             desk.select(finding.request)
-            desk.event = finding.seq
+        desk.event = finding.seq
         desk.go(SLOT if finding.request is not None else VIEWS[LINTS[finding.lint].view])
 
     def rows(self, desk: Desk) -> Table | None:

@@ -10,7 +10,7 @@ from kvbm_console.analysis.lives import Transfer
 from kvbm_console.core.expression import Field, Schema
 from kvbm_console.core.expression.schema import YES_NO, Kind
 
-from ..desk import SLOT, SLOTS, TRANSFERS, WARNINGS, Desk, View
+from ..desk import LOG, SLOT, SLOTS, TRANSFERS, WARNINGS, Desk, View
 from ..draw import table, words
 from ..draw.frame import Hint
 from ..draw.spans import BLANK, Line, Row, Span
@@ -174,6 +174,9 @@ def open_warning(desk: Desk, warning: Warning) -> None:
             desk.view.press(desk, f"candidate:{copy.candidate}")
     elif warning.action[0].isdigit():
         desk.go(int(warning.action[0]) - 1)
+        event = desk.mirror.event(warning.seq) if warning.seq is not None and desk.current == LOG else None
+        if event is not None:
+            desk.view.reveal(desk, event)
 
 
 def _worst_copy(desk: Desk, warning: Warning) -> Transfer | None:

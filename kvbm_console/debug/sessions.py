@@ -121,7 +121,16 @@ class Sessions:
     def _replace(self, by: Session, owner: str, specs: Sequence[BreakpointSpec]) -> tuple[BreakpointVerdict, ...]:
         who = "" if by.by == owner else by.by
         result = _accepted(self._dispatcher.submit(BreakpointsReplaced, owner, tuple(specs), who)).result
+        self._continue_left_holds()
         return result if isinstance(result, tuple) else ()
+
+    def _continue_left_holds(self) -> None:
+        """Release holds that a lost lease left to others whose breakpoints are removed now."""
+        known, here = self._state.breakpoints, {DAEMON_OWNER, *self._leases.owners}
+        for hold in list(self._state.holds.values()):
+            owners = {hold.owner, *(known[number].owner for number in hold.breakpoints if number in known)}
+            if hold.breakpoints and owners.isdisjoint(here):
+                self._dispatcher.submit(HoldContinued, hold.hold, DAEMON_OWNER, None, None)
 
     def _owner_of(self, breakpoint_id: int) -> str:
         known = self._state.breakpoints.get(breakpoint_id)

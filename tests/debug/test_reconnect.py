@@ -70,6 +70,20 @@ async def test_after_a_lost_connection_every_breakpoint_is_armed_once_and_keeps_
 
 
 @pytest.mark.asyncio
+async def test_a_hold_goes_on_when_the_last_who_could_continue_it_removes_its_breakpoint() -> None:
+    async with daemon_at() as daemon, Client(daemon.address) as client, client.control("you") as you:
+        async with client.control("me") as me:
+            for session in (me, you):
+                await session.ask(SetBreakpoint(BreakpointSpec(to_state=SlotState.INITIALIZED)))
+            daemon.service.dispatcher.submit_from(1, None, st.RequestArrived, "r", pack_hashes([1]), 20, 1, 0, None)
+        await published(daemon, lambda: daemon.service.leases.owners == {you.owner})
+        (hold,) = daemon.service.state.holds.values()
+        assert (hold.owner, hold.breakpoints) == (me.owner, (1, 2)), "the other one still looks at it"
+        await you.ask(RemoveBreakpoint(2))
+        assert not daemon.service.state.holds
+
+
+@pytest.mark.asyncio
 @pytest.mark.parametrize("how", ["disarm before", "disarm between", "mute between"])
 async def test_what_somebody_else_disarmed_is_not_armed_by_coming_back(how: str) -> None:
     async with daemon_at() as daemon, chaos(daemon.address) as proxy:

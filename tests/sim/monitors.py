@@ -60,7 +60,8 @@ DEATH_S: Final = 1.0
 HOLD_S: Final = 0.6
 """A lease is looked at ten times a second; half a second is promised."""
 RENEWED_S: Final = 3.0
-"""So long after a freeze of the daemon leases may be missing: they end before what was sent meanwhile is read."""
+"""So long after a freeze of the daemon or of a session its lease may be missing: it ends before what was sent meanwhile
+is read, and a session renews it each second."""
 ANSWER_S: Final = 1.0
 """An engine's call is answered within milliseconds and two ways through the network."""
 LOOP_S: Final = 0.05
@@ -128,6 +129,8 @@ class Monitors:
         """Owner to its process, connection and session."""
         self._silent: dict[str, int] = {}
         """Owners that cannot show that they live, and since when."""
+        self._heard: dict[str, int] = {}
+        """Owners that could not show that they live, and until when."""
         self._positions: dict[str, tuple[str, Any, Any]] = {}
         self._there: dict[str, set[str]] = {}
         """Runs that were found, by directory."""
@@ -332,14 +335,17 @@ class Monitors:
         for hold in service.state.holds.values():
             if now - max(self._since[hold.hold], self._frozen_ns) > hold.max_hold_ns + HOLD_S * 1e9:
                 self.violated("holds", f"hold {hold.hold} lasts longer than {hold.max_hold_ns / 1e9:g} s")
-            last = self._leases.get(hold.owner, self._ready_ns)
-            if hold.owner not in owners and hold.owner != DAEMON_OWNER and now - last > HOLD_S * 1e9:
-                self.violated("holds", f"hold {hold.hold} belongs to {hold.owner}, which has no lease")
+            known = service.state.breakpoints
+            mine = {hold.owner, *(known[number].owner for number in hold.breakpoints if number in known)}
+            last = max(self._leases.get(owner, self._ready_ns) for owner in mine)
+            if mine.isdisjoint({DAEMON_OWNER, *owners}) and now - last > HOLD_S * 1e9:
+                self.violated("holds", f"hold {hold.hold} belongs to {', '.join(sorted(mine))}, without a lease")
         held = {hold.owner for hold in service.state.holds.values()}
         lease_ns = service.leases.ttl_ns + round(2 * HOLD_S * 1e9)
         for owner, (process, connection, session) in self._sessions.items():
             if not (process.dead or process.frozen or connection.half_open or not connection.up):
-                self._silent.pop(owner, None)
+                if self._silent.pop(owner, None) is not None:
+                    self._heard[owner] = now
                 self._look_at_lease(owner, session.alive and owner not in owners)
                 continue
             since = self._silent.setdefault(owner, now)
@@ -348,7 +354,7 @@ class Monitors:
 
     def _look_at_lease(self, owner: str, without: bool) -> None:
         """A session that shows its life every second keeps its lease, whatever the wall clock says."""
-        if without and self.world.now - self._frozen_ns > RENEWED_S * 1e9:
+        if without and self.world.now - max(self._frozen_ns, self._heard.get(owner, 0)) > RENEWED_S * 1e9:
             self.violated("holds", f"{owner} lives and has lost its lease")
 
     def _look_at_rooms(self, service: LeaderService) -> None:

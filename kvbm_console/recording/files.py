@@ -86,6 +86,16 @@ def sync_directory(directory: Path) -> None:
         os.close(fd)
 
 
+def _make_directory(directory: Path) -> None:
+    """Make a directory with its parents so that their names survive a power loss. Raises ``OSError``."""
+    path = (directory, *directory.parents)
+    there = next(at for at, each in enumerate(path) if each.exists())
+    for each in reversed(path[: there + 1]):
+        each.mkdir(mode=DIRECTORY_MODE, exist_ok=True)
+        with contextlib.suppress(PermissionError):  # a parent that is only passed through is made by somebody else
+            sync_directory(each.parent)  # also for the one that was there: an earlier sync of its name may have failed
+
+
 class DirectoryLock:
     """The right to write in a recording directory; held until ``release`` or the end of the process."""
 
@@ -93,7 +103,7 @@ class DirectoryLock:
         """Create the directory if need be and take the lock. Raises ``UsageError`` when it cannot be had."""
         self._directory = directory
         try:
-            directory.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
+            _make_directory(directory)
             flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
             self._fd = os.open(directory / LOCK_NAME, flags, FILE_MODE)
         except OSError as error:

@@ -4,6 +4,7 @@ Model of the disk: what was appended behind a file's last sync survives block by
 length; a file whose directory entry was not synced after its creation may be gone altogether.
 """
 
+import errno
 import os
 import random
 import shutil
@@ -11,7 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from kvbm_console.recording import threads
+from kvbm_console.core.errors import UsageError
+from kvbm_console.recording import files, output, threads
+from kvbm_console.recording.files import DirectoryLock
+from kvbm_console.recording.output import RecordingPath
 from kvbm_console.recording.reader import Recording
 from kvbm_console.recording.recover import recover_directory
 from tests.recording.helpers import Disk, Log, recorder_of
@@ -104,3 +108,54 @@ def test_f2_a_power_loss_takes_nothing_that_was_synced(tmp_path: Path, monkeypat
 @pytest.mark.timeout(3_600)
 def test_f2_twenty_thousand_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert lose_power(tmp_path, CASES_FULL, 20_000, monkeypatch) > 100
+
+
+@pytest.mark.fault
+def test_f2_the_name_of_a_directory_is_durable_before_it_is_recorded_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[Path] = []
+    fails = [OSError(errno.EIO, "Input/output error")]
+
+    def sync(place: Path) -> None:
+        synced.append(place)
+        if place.name == "a" and fails:
+            raise fails.pop()
+
+    monkeypatch.setattr(files, "sync_directory", sync)
+    wanted = tmp_path / "a" / "b" / "c"
+    with pytest.raises(UsageError, match=f"cannot record to {wanted}: Input/output error"):
+        DirectoryLock(wanted)
+    assert synced == [tmp_path.parent, tmp_path, tmp_path / "a"]
+    assert not wanted.exists()
+    synced.clear()
+    DirectoryLock(wanted).release()
+    assert synced == [tmp_path / "a", tmp_path / "a" / "b"], "the name whose sync failed is synced again"
+
+
+@pytest.mark.fault
+def test_f2_the_name_of_a_file_is_durable_before_its_parts_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = RecordingPath(tmp_path / "run.mcap")
+    place.directory.mkdir()
+    (place.directory / "000001-000000000000.mcap").write_bytes(b"a sealed segment")
+    done: list[str] = []
+
+    def sync(directory: Path) -> None:
+        assert place.file is not None
+        assert (directory, place.file.exists(), place.directory.exists()) == (tmp_path, True, True)
+        done.append("synced")
+
+    monkeypatch.setattr(output, "sync_directory", sync)
+    assert place.finish() == place.file
+    assert done == ["synced"]
+    assert not place.directory.exists()
+
+
+def test_a_directory_whose_parent_may_only_be_passed_through_can_be_recorded_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(place: Path) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(files, "sync_directory", refuse)
+    DirectoryLock(tmp_path).release()

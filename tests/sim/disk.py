@@ -295,7 +295,6 @@ class Disk:
                 if not last and not parents:
                     raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
                 child = entries[part] = Node(self.world, directory=True)
-                parent.durable_entries[part] = child
                 self.recount()
             elif last and not exist_ok:
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))

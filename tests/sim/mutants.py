@@ -21,7 +21,7 @@ from kvbm_console.debug.leases import Leases, WallDeadlines
 from kvbm_console.debug.sessions import Sessions
 from kvbm_console.dispatch import Dispatcher
 from kvbm_console.parts import Parts
-from kvbm_console.recording import files, output, reader, recover, seal, threads, writer
+from kvbm_console.recording import files, reader, recover, seal, threads, writer
 from kvbm_console.recording import format as fmt
 from kvbm_console.recording.files import SegmentFile
 from kvbm_console.recording.threads import Syncer, Worker
@@ -228,7 +228,7 @@ def _() -> Iterator[None]:
 
 
 @mutant("what-a-full-disk-took-stays-torn", "recorded acknowledged", "disk_is_full writes_are_short",
-        first=1, quick=False)
+        first=9, quick=False)
 def _() -> Iterator[None]:
     # Either defence alone keeps the file right: who finds the file longer than it was left begins another.
     with instead(SegmentFile, "truncate", lambda self, size: None), instead(SegmentFile, "check", lambda *_: None):
@@ -259,7 +259,7 @@ def _() -> Iterator[None]:
         yield
 
 
-@mutant("a-file-whose-sync-failed-is-synced-again", "acknowledged", "syncs_fail power_fails", first=72, quick=False)
+@mutant("a-file-whose-sync-failed-is-synced-again", "acknowledged", "syncs_fail power_fails", first=168, quick=False)
 def _() -> Iterator[None]:
     def forgiving(self: Syncer, file: Any, written: int, error: OSError) -> None:
         self.failures += 1
@@ -280,9 +280,9 @@ def _() -> Iterator[None]:
         yield
 
 
-@mutant("the-parts-of-a-file-go-before-its-name-is-durable", "acknowledged", "", first=1282, within=1)
+@mutant("the-name-of-a-new-directory-is-not-synced", "acknowledged", "power_fails", first=56, within=1)
 def _() -> Iterator[None]:
-    with instead(output, "sync_directory", lambda directory: None):
+    with instead(files, "sync_directory", lambda directory: None):
         yield
 
 

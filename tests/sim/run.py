@@ -118,7 +118,8 @@ class Simulation:
         directory.mkdir(parents=True, exist_ok=True)
         (directory / name).write_bytes(b"the only copy")
         disk.directory(directory)
-        disk.node(directory).durable_entries = dict(disk.directory(directory))
+        for place in (directory.parent, directory):
+            disk.node(place).durable_entries = dict(disk.directory(place))
         disk.quiet = False
 
     def new_directory(self) -> SimPath:

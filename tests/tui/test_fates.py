@@ -7,6 +7,7 @@ from collections import Counter, defaultdict
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
 import pytest
 
 from kvbm_console.core import events as ev
@@ -22,7 +23,7 @@ from tui.keys import press
 from tui.model.fates import Fate
 from tui.model.mirror import Mirror
 from tui.model.numbers import brief, duration
-from tui.model.worth import worth_of
+from tui.model.worth import TierWorth, worth_of
 from tui.views.worth import evictions_row, points_of
 
 RECORDINGS = Path(__file__).resolve().parents[2] / "recordings"
@@ -361,3 +362,9 @@ def test_a_band_opens_on_its_culprits() -> None:
     assert table is not None
     assert len(table[1]) == len(blamed)
     assert f"{blamed[0].blocks}" in everything(desk, 120, 40)
+
+
+def test_a_tier_that_gave_blocks_back_took_some_before_it_was_watched() -> None:
+    one = TierWorth(Tier.G2, down_blocks=0, back_blocks=25, found_tokens=400, saved_ns=374.0, copying_ns=805.0)
+    assert one.verdict == "costs more"
+    assert msgspec.structs.replace(one, back_blocks=0, found_tokens=0).verdict == "took nothing"

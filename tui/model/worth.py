@@ -77,7 +77,7 @@ class TierWorth(msgspec.Struct, frozen=True):
     @property
     def verdict(self) -> str:
         """In a word or two."""
-        if not self.down_blocks:
+        if not self.down_blocks and not self.back_blocks:
             return "took nothing"
         if self.saved_ns is None or self.copying_ns is None:
             return "–"

@@ -14,6 +14,7 @@ TUTORIALS = Path(__file__).resolve().parents[2] / "docs" / "tutorials"
 MARKED = re.compile(r"^<!-- needs vLLM -->\n```sh\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
+@pytest.mark.timeout(400)
 def test_what_needs_vllm_works_as_it_is_written(tmp_path: Path) -> None:
     blocks = [text for path in sorted(TUTORIALS.glob("*.md")) for text in MARKED.findall(path.read_text("utf-8"))]
     assert blocks

@@ -70,6 +70,8 @@ KEYS: Final[dict[str, str]] = {
     "onboarded_blocks": "blocks copied up",
     "moved_blocks": "blocks copied, by route",
     "moved_bytes": "moved_blocks x block size x bytes of a token (settings: kv_geometry, token_bytes), by route",
+    "skipped_copies": "copies down that were not made, by reason; link_busy: the link is slower than a tier gives "
+                      "places away",
     "thrash_blocks": "blocks that came back by a copy up within thrash_window_s after a tier had evicted them",
     "thrash_rate": "thrash_blocks / evicted_blocks, over all tiers; null without a lower tier",
     "thrash": "the same by tier, and how long after their eviction blocks were asked for again; null without a lower "
@@ -183,6 +185,7 @@ def make_report(options: SimulateOptions, note: str | None, parts: Sequence[Inst
     hits = _columns(part.totals.hit_blocks for part in parts)
     evicted = _columns(part.totals.evicted_blocks for part in parts)
     moved = _sum_by_key(part.totals.moved_blocks for part in parts)
+    skipped = _sum_by_key(part.totals.skips() for part in parts)
     offloaded = sum(blocks for route, blocks in moved.items() if route[1] < route[4])
     preemptions = sum(part.totals.preemptions for part in parts)
     duration_s = max((part.times.last_finish_ns for part in parts), default=0) / SECOND_NS
@@ -223,6 +226,7 @@ def make_report(options: SimulateOptions, note: str | None, parts: Sequence[Inst
         "onboarded_blocks": sum(moved.values()) - offloaded,
         "moved_blocks": moved,
         "moved_bytes": {route: blocks * options.block_bytes for route, blocks in moved.items()},
+        "skipped_copies": {reason: count for reason, count in skipped.items() if count},
         "thrash_blocks": sum(returned),
         "thrash_rate": _rate(sum(returned), sum(evicted)) if options.tiered else None,
         "thrash": _thrash(tiers, parts) if options.tiered else None,
@@ -411,6 +415,7 @@ def text_of(document: Mapping[str, Any]) -> str:
         rows += [
             ("moved", f"{document['offloaded_blocks']:,} blocks offloaded, {document['onboarded_blocks']:,} onboarded"
                       + (f" ({moved})" if moved else "")),
+            *([("not copied", _skipped_text(document["skipped_copies"]))] if document["skipped_copies"] else []),
             ("geometry", f"{document['settings']['kv_geometry']} (layers, K/V heads, head dimension, bytes of an "
                          f"element): {document['settings']['token_bytes']:,} bytes per token"),
             ("thrash", _thrash_text(document)),
@@ -478,6 +483,10 @@ def _percent(value: float | None) -> str:
 
 def _by_key(values: Mapping[str, int]) -> str:
     return ", ".join(f"{key} {value:,}" for key, value in values.items())
+
+
+def _skipped_text(values: Mapping[str, int]) -> str:
+    return ", ".join(f"{reason.replace('_', ' ')} {count:,}" for reason, count in values.items()) + " copies"
 
 
 def _spread_text(values: Mapping[str, float | None]) -> str:

@@ -6,6 +6,7 @@ import pytest
 from click.testing import CliRunner
 
 from kvbm_console.cli.main import cli
+from kvbm_console.core.ids import SkipReason
 from kvbm_console.planning import report
 
 COMPAT = {"kv_transfer_bandwidth", "kv_transfer_base_latency"}
@@ -38,5 +39,7 @@ def test_every_key_that_is_printed_is_documented_and_no_other(flags: tuple[str, 
             assert set(value) == tiers
         elif key in ("moved_blocks", "moved_bytes"):
             assert all(set(route.split(">")) <= tiers for route in value)
+        elif key == "skipped_copies":
+            assert set(value) <= {reason.label for reason in SkipReason}
         elif isinstance(value, dict):
             assert key == "policy", f"{key} has keys that are documented nowhere"

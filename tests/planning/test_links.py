@@ -222,3 +222,21 @@ def test_a_disk_without_room_is_refused_with_the_number_of_bytes(
     monkeypatch.setattr("kvbm_console.planning.links.ROOM_BYTES", 2**60)
     with pytest.raises(UsageError, match=f"--disk must have room for {2**60} bytes"):
         measure_links(tmp_path, 0.1)
+
+
+def test_a_saturated_link_sheds_copies_and_the_report_counts_them_by_reason() -> None:
+    """The same counts with and without a leader and its events."""
+    options = SimulateOptions(
+        trace=CHATS, total_kv_blocks=100, kv_cpu_blocks=400, policy=PolicyConfig(policy="simple_lru"), stats_every=0,
+        link=(LinkSetting.parse("pcie=2MB/s,100us"),),
+    )
+    told = simulate(options).document["skipped_copies"]
+    assert told["link_busy"] > 10
+    assert simulate(options, leader=True).document["skipped_copies"] == told
+    waits = msgspec.structs.replace(options, kv_offload_link_busy="queue")
+    assert "link_busy" not in simulate(waits).document["skipped_copies"]
+    shown = CliRunner().invoke(cli, [
+        "simulate", "--trace", CHATS, "--total-kv-blocks", "100", "--kv-cpu-blocks", "400", "--link",
+        "pcie=2MB/s,100us", "--policy", "simple_lru",
+    ]).stdout
+    assert f"link busy {told['link_busy']:,}" in shown

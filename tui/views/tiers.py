@@ -188,7 +188,8 @@ def _rule(desk: Desk, pool: PoolFacts) -> str:
     if known is None or pool.info.authority in WATCHED:
         return ""
     if pool.info.tier is Tier.G1:
-        return f", copied down above {known.offload_threshold:.0%}" if known.offload_threshold else ", all copied down"
+        above = round(100 * known.offload_threshold)
+        return f", copied down above {percent(above, 100)}" if above else ", all copied down"
     policy = known.eviction
     return f", {policy.policy}" + (f", half-life {policy.half_life_s:g} s" if policy.policy == "lrfu" else "")
 

@@ -237,6 +237,7 @@ def on_a_terminal(directory: Path, *arguments: str) -> tuple[int, int]:
     child, terminal = pty.fork()
     if child == 0:
         os.chdir(directory)  # ``nohup`` writes a file there
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests themselves may run under ``nohup``
         os.execv(arguments[0], arguments)
     return child, terminal
 

@@ -317,6 +317,7 @@ def test_progress_is_told() -> None:
     assert told[-1] == 40
 
 
+@pytest.mark.timeout(400)  # 20 s of CPU: a minute beside others
 def test_the_first_requests_of_the_real_trace(mooncake_trace: Path) -> None:
     """1,000 requests, cheap invariants after every stimulus, the full audit after every 50th, onboarding beyond 300."""
     tape = Tape()

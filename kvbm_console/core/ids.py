@@ -113,6 +113,11 @@ class Route(Word):
         """For example ``G2→G1``."""
         return f"{self.source.name}→{self.target.name}"
 
+    @property
+    def arrow(self) -> str:
+        """For example ``↑ G2→G1``; the arrow distinguishes loads (up) from offloads (down)."""
+        return f"{'↑' if self.is_load else '↓'} {self.words}"
+
     @classmethod
     def labelled(cls, label: str) -> "Route":
         """The route written as ``G2>G1`` or with an arrow; raises KeyError for an unknown route."""

@@ -415,7 +415,8 @@ def text_of(document: Mapping[str, Any]) -> str:
         rows += [
             ("moved", f"{document['offloaded_blocks']:,} blocks offloaded, {document['onboarded_blocks']:,} onboarded"
                       + (f" ({moved})" if moved else "")),
-            *([("not copied", _skipped_text(document["skipped_copies"]))] if document["skipped_copies"] else []),
+            *([("not copied", f"{_by_key(document['skipped_copies']).replace('_', ' ')} copies")]
+              if document["skipped_copies"] else []),
             ("geometry", f"{document['settings']['kv_geometry']} (layers, K/V heads, head dimension, bytes of an "
                          f"element): {document['settings']['token_bytes']:,} bytes per token"),
             ("thrash", _thrash_text(document)),
@@ -483,10 +484,6 @@ def _percent(value: float | None) -> str:
 
 def _by_key(values: Mapping[str, int]) -> str:
     return ", ".join(f"{key} {value:,}" for key, value in values.items())
-
-
-def _skipped_text(values: Mapping[str, int]) -> str:
-    return ", ".join(f"{reason.replace('_', ' ')} {count:,}" for reason, count in values.items()) + " copies"
 
 
 def _spread_text(values: Mapping[str, float | None]) -> str:

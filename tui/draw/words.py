@@ -8,7 +8,7 @@ from typing import Final
 from kvbm_console.analysis.lints import Level
 from kvbm_console.core.ids import Route, SlotState
 
-from ..model.numbers import cut_middle, plain, route_arrow
+from ..model.numbers import cut_middle, plain
 from ..model.slots import PromptShares
 from .bars import divide
 from .glyphs import Glyphs, state_role
@@ -55,7 +55,7 @@ def engine(source: int | None) -> str:
 
 def route(value: Route) -> Span:
     """Arrow and tiers; loads stand out, because requests wait for them."""
-    return Span(route_arrow(value), "load" if value.is_load else "text")
+    return Span(value.arrow, "load" if value.is_load else "text")
 
 
 def prompt_bar(prompt: PromptShares, cells: int, glyphs: Glyphs) -> list[Span]:

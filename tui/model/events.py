@@ -29,7 +29,7 @@ from kvbm_console.core.stimuli import ENTRY_TAGS, Stimulus
 
 from .filters import with_fields
 from .history import History
-from .numbers import count, duration, plural, route_arrow
+from .numbers import count, duration, plural
 
 SCANNED_MAX: Final = 10_000
 """Events looked at for one step; half of the events that the log keeps."""
@@ -119,7 +119,7 @@ def _ended(e: ev.CandidateEnded, history: History) -> str:
     if transfer is None:
         return core_describe(e, history.state)
     took = duration(transfer.age(e.at_ns))
-    text = f"op {transfer.label} {route_arrow(transfer.route)}, {plural(transfer.blocks, 'block')}"
+    text = f"op {transfer.label} {transfer.route.arrow}, {plural(transfer.blocks, 'block')}"
     return f"{text}, {took}" if e.status is CandidateStatus.COMPLETED else f"{text}, {e.status.words}, {took}"
 
 
@@ -127,14 +127,14 @@ def _skipped(e: ev.CandidateSkipped, history: History) -> str:
     transfer = history.transfer_of(candidate=e.candidate)
     if transfer is None:
         return core_describe(e, history.state)
-    return f"{e.reason.words}, {route_arrow(transfer.route)}, {plural(transfer.blocks, 'block')}"
+    return f"{e.reason.words}, {transfer.route.arrow}, {plural(transfer.blocks, 'block')}"
 
 
 def _started(e: ev.OperationStarted, history: History) -> str:
     transfer = history.transfer_of(operation=e.operation)
     if transfer is None:
         return core_describe(e, history.state)
-    return f"op {e.operation} {route_arrow(transfer.route)}, {plural(transfer.blocks, 'block')}"
+    return f"op {e.operation} {transfer.route.arrow}, {plural(transfer.blocks, 'block')}"
 
 
 def _rejected(e: ev.StimulusRejected, history: History) -> str:

@@ -10,8 +10,6 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Final
 
-from kvbm_console.core.ids import Route
-
 UNKNOWN: Final = "–"
 US: Final = 1_000
 MS: Final = 1_000_000
@@ -325,8 +323,3 @@ def wrap(text: str, width: int) -> list[str]:
         else:
             lines.append(word[: max(1, width)])
     return lines
-
-
-def route_arrow(route: Route) -> str:
-    """``↑ G2→G1``: the arrow distinguishes loads (up) from offloads (down)."""
-    return f"{'↑' if route.is_load else '↓'} {route.source.name}→{route.target.name}"

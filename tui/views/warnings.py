@@ -5,7 +5,6 @@ Law of this file: a warning always names its limit, and enter goes to its subjec
 
 from typing import Final
 
-from kvbm_console.analysis.lints.copies import arrow
 from kvbm_console.analysis.lives import Transfer
 from kvbm_console.core.expression import Field, Schema
 from kvbm_console.core.expression.schema import YES_NO, Kind
@@ -183,7 +182,7 @@ def _worst_copy(desk: Desk, warning: Warning) -> Transfer | None:
     """The oldest open copy that a warning about copies is about."""
     mirror, now_ns = desk.mirror, desk.now_ns
     marked = [copy for copy in mirror.transfers.values() if copy_level(mirror, copy, now_ns) is not None]
-    meant = [copy for copy in marked if warning.who in (arrow(copy.route), f"op {copy.operation}")]
+    meant = [copy for copy in marked if warning.who in (copy.route.arrow, f"op {copy.operation}")]
     return max(meant, key=lambda copy: copy.age(now_ns), default=None)
 
 

@@ -23,11 +23,6 @@ STRAGGLER_FACTOR: Final = 4
 STRAGGLER_LEAST_NS: Final = 100_000_000
 
 
-def arrow(route: Route) -> str:
-    """A route as screens write it."""
-    return f"{'↑' if route.is_load else '↓'} {route.words}"
-
-
 class _Slowness(msgspec.Struct):
     """Copies of one route that were too slow at something."""
 
@@ -192,7 +187,7 @@ class Slow(Lint):
                 reported = state.operations[candidate.operation].reported
                 text = f"{plural(len(reported), 'rank')} reported" if reported else "no rank reported"
                 yield Silent.finding(
-                    f"op {candidate.operation}", f"{arrow(candidate.route)} {spoken(age)}",
+                    f"op {candidate.operation}", f"{candidate.route.arrow} {spoken(age)}",
                     f"{text}; {plural(len(candidate.hashes), 'block')} pinned at both ends", seq=seq, slot=slot,
                     since_ns=candidate.started_ns, weight=age,
                 )
@@ -230,7 +225,7 @@ def _by_route(
         limit = spoken(limit_of(usual.get(route), least_ns))
         earlier = f", {was.count:,} before" if was is not None and is_ is not None else ""
         yield lint.finding(
-            arrow(route), plural(slow.count, word), f"longest {spoken(slow.longest_ns)}, limit {limit}{earlier}",
+            route.arrow, plural(slow.count, word), f"longest {spoken(slow.longest_ns)}, limit {limit}{earlier}",
             seq=slow.seq, evidence=slow.evidence, since_ns=slow.since_ns,
             until_ns=None if is_ is not None else slow.until_ns,
             count=slow.count + (was.count if was is not None and is_ is not None else 0), weight=slow.longest_ns,
@@ -264,7 +259,7 @@ class FailedCopies(Lint):
         """A finding per route."""
         for route, (failures, error) in sorted(self._failed.items()):
             yield self.finding(
-                arrow(route), plural(failures.count, "failed copy"), f"last error: {error or 'none given'}",
+                route.arrow, plural(failures.count, "failed copy"), f"last error: {error or 'none given'}",
                 seq=failures.evidence[0], evidence=failures.evidence, since_ns=failures.since_ns,
                 until_ns=failures.until_ns, count=failures.count, weight=failures.count,
             )

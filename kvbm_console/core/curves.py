@@ -278,6 +278,7 @@ class SampledCurve:
         self._halvings = 0
         self._missed: dict[int, list[float]] = {}
         """Class of depth to the blocks, by group, that caches of less blocks miss. A class ends at ``_end``."""
+        self._behind: tuple[list[int], list[list[float]]] | None = None
 
     @property
     def share(self) -> float:
@@ -293,6 +294,7 @@ class SampledCurve:
         chosen = self._chosen(keys)
         if not chosen:
             return []
+        self._behind = None
         deepest = 0
         weight = 1 << self._halvings
         depths = self._stack.touch(chosen)
@@ -344,13 +346,7 @@ class SampledCurve:
         """The hit rates of caches of these sizes, without their errors; empty without references."""
         if not self.references:
             return []
-        ends = sorted((_end(depths), sum(row)) for depths, row in self._missed.items())
-        missed = list(accumulate((blocks for _, blocks in reversed(ends)), initial=0.0))
-        bounds = [end for end, _ in ends]
-        return [
-            max(0.0, 1 - missed[len(ends) - bisect_right(bounds, capacity)] / self.references)
-            for capacity in capacities
-        ]
+        return [max(0.0, 1 - sum(self._missed_at(capacity)) / self.references) for capacity in capacities]
 
     def _chosen(self, keys: Iterable[int]) -> list[int]:
         if not self._halvings:
@@ -360,11 +356,15 @@ class SampledCurve:
 
     def _missed_at(self, capacity: int) -> list[float]:
         """Missed blocks by group."""
-        missed = [0.0] * _GROUPS
-        for depths, row in self._missed.items():
-            if _end(depths) > capacity:
-                missed = [before + more for before, more in zip(missed, row, strict=True)]
-        return missed
+        if self._behind is None:
+            ends: list[int] = []
+            behind = [[0.0] * _GROUPS]
+            for depths, row in sorted(self._missed.items(), reverse=True):
+                ends.append(_end(depths))
+                behind.append([before + more for before, more in zip(behind[-1], row, strict=True)])
+            self._behind = ends[::-1], behind[::-1]
+        ends, behind = self._behind
+        return behind[bisect_right(ends, capacity)]
 
 
 def _class(depth: int) -> int:

@@ -177,7 +177,7 @@ class Daemon:
             streams=() if self.streams is None else self.streams.rows(),
             parts=service.parts.rows(), questions_refused=self.questions.refused,
             taps=service.costs(), spans={} if self.spans is None else self.spans.counts(),
-            lints=self.lints.active, lints_passed_over=self.lints.passed_over,
+            lints=self.lints.active, lints_passed_over=self.lints.passed_over, curve=self.lints.curve,
         )))
 
     def _end_processes(self) -> None:

@@ -1,11 +1,11 @@
-"""The lints and the digest of a daemon's own stream, for its metrics and its summary.
+"""The lints, the digest and the LRU curve of a daemon's own stream, for its metrics and its summary.
 
 They read the ring, as a console does, so neither a stimulus nor a scrape waits for them. They take an eighth of a core
 at most. If that does not suffice, they pass events over, count them, and go on from newer facts. They run where metrics
 are served, and for a minute after each question for a summary.
 
-Law of this file: metrics and summaries show what lints and digest found in the events that they saw. A scrape and a
-question only read numbers.
+Law of this file: metrics and summaries show what lints, digest and curve found in the events that they saw. A scrape
+and a question only read numbers.
 """
 
 import asyncio
@@ -18,8 +18,11 @@ import anyio
 import anyio.to_thread
 import msgspec
 
+from kvbm_console.analysis.curve import CurveFold
 from kvbm_console.analysis.digest import Digest, DigestFold
 from kvbm_console.analysis.lints import LINTS, Finding, LintFold, current, stream_lints
+from kvbm_console.core.curves import SampledRate
+from kvbm_console.core.ids import Tier
 from kvbm_console.core.snapshots import decode_facts
 from kvbm_console.core.state import CacheState
 from kvbm_console.service import LeaderService, Snapshot
@@ -52,6 +55,8 @@ class LintWatch:
         """The worst findings of now."""
         self.digest = Digest()
         """The digest of the requests since the oldest event that the daemon remembered when the watch began."""
+        self.curve: Mapping[tuple[Tier, float], SampledRate] = {}
+        """Hit rates of LRU caches around the tiers of now (``CurveFold.points``)."""
         self.turns = 0
         """Turns that are over; the other attributes say nothing before the first."""
         self.always = False
@@ -80,7 +85,8 @@ class LintWatch:
 
     def _begin(self, snapshot: Snapshot) -> None:
         self._digest = DigestFold()
-        self._watch = LintFold(stream_lints(), [self._digest])
+        self._curve = CurveFold()
+        self._watch = LintFold(stream_lints(), [self._digest, self._curve])
         self._cursor = self._service.ring.cursor(snapshot.seq)
         self._state = CacheState()
         self._resume: tuple[Snapshot, GapSeen | None] | None = (snapshot, None)
@@ -143,5 +149,6 @@ class LintWatch:
         self.active = found
         self.findings = tuple(sorted(now, key=lambda finding: (finding.level, finding.since_ns))[:FINDINGS_MAX])
         self.digest = msgspec.convert(msgspec.to_builtins(self._digest.digest), Digest)
+        self.curve = self._curve.points(self._state)
         self.turns += 1
         return time.thread_time() - began

@@ -17,6 +17,7 @@ from typing import Any, Final
 import msgspec
 
 from kvbm_console.core.config import LeaderConfig
+from kvbm_console.core.curves import SampledRate
 from kvbm_console.core.ids import (
     AGE_BOUNDS_NS,
     Authority,
@@ -63,7 +64,9 @@ class Scrape(msgspec.Struct):
     lints: Mapping[str, int] = {}
     """Lint to the problems that it finds now; empty without a watch."""
     lints_passed_over: int | None = None
-    """Events that the lints did not see."""
+    """Events that lints and curve did not see."""
+    curve: Mapping[tuple[Tier, float], SampledRate] = {}
+    """Tier and scale of its capacity to the hit rate of an LRU cache (``CurveFold.points``)."""
     block_bytes: int | None = None
     """Bytes of one block, None when unknown."""
     evictions: Mapping[tuple[Tier, EvictRule], int] = {}
@@ -204,6 +207,13 @@ def _reuse(scrape: Scrape) -> Iterator[Sample]:
             bounds = [*(f"{bound / SECOND_NS:g}" for bound in AGE_BOUNDS_NS[:-1]), "+Inf"]
             for bound, blocks in zip(bounds, accumulate(counts), strict=True):
                 yield "kvbm_asked_again_blocks_total", blocks, {**labels, "le": bound}
+
+
+def _curve(scrape: Scrape) -> Iterator[Sample]:
+    for (tier, scale), rate in scrape.curve.items():
+        labels = {"tier": tier.label, "capacity": f"{scale:g}"}
+        yield "kvbm_lru_hit_ratio", rate.hit_rate, labels
+        yield "kvbm_lru_hit_ratio_error", rate.error, labels
 
 
 def _transfers(scrape: Scrape) -> Iterator[Sample]:
@@ -387,6 +397,6 @@ def _self(scrape: Scrape) -> Iterator[Sample]:
 
 
 _PARTS: Final[tuple[Callable[[Scrape], Iterator[Sample]], ...]] = (
-    _tiers, _evictions, _policies, _prefetch, _reuse, _transfers, _slots, _holds, _streams, _recorder, _taps,
+    _tiers, _evictions, _policies, _prefetch, _reuse, _curve, _transfers, _slots, _holds, _streams, _recorder, _taps,
     _connectors, _self,
 )

@@ -45,6 +45,13 @@ HELP: Final[dict[str, str]] = {
     "kvbm_asked_again_blocks_total":
         "Prompt blocks of admissions that the tier had evicted at most so many seconds before (le, cumulative as of "
         "a histogram). Blocks below a time would have been found if the tier had kept blocks for that long.",
+    "kvbm_lru_hit_ratio":
+        "Estimated share of the prompt blocks that one LRU cache finds: as large as the nearer tiers and this one at "
+        "so many times its present capacity. Missing before the first admission, and where a capacity is not known. "
+        "Far above at capacity 2 than at 1: the tier is too small.",
+    "kvbm_lru_hit_ratio_error":
+        "kvbm_lru_hit_ratio is right within this in 19 of 20 cases; 0 while all blocks are followed. Not far below a "
+        "gain of hit ratio: the gain may be chance.",
     "kvbm_policy_offload_threshold":
         "Copying down starts when the safe share falls below 1 minus this; 0 copies every block, 1 never begins "
         "before the pool is full.",
@@ -251,7 +258,7 @@ HELP: Final[dict[str, str]] = {
         "Problems that a lint finds now, of the last minute where they are of an instant; doctor names and explains "
         "them. Above 0: a problem needs a person.",
     "kvbm_lint_passed_over_events_total":
-        "Events that the lints did not look at, because they may take an eighth of a core. Growing: kvbm_lint_active "
-        "may miss short problems.",
+        "Events that lints and curve did not look at, because they may take an eighth of a core. Growing: "
+        "kvbm_lint_active may miss short problems, and kvbm_lru_hit_ratio is that of the other events.",
     "kvbm_scrape_seconds": "Time that this scrape took on the daemon's thread; above 0.05 it delays engines.",
 }

@@ -94,6 +94,7 @@ async def run_and_scrape(
         try:
             while not enough(daemon):
                 await daemon.service.changed.wait()
+            await daemon.lints.turn()
             _status, text = await page(daemon.metrics.port)
         finally:
             daemon.stop()

@@ -23,7 +23,8 @@ HITS_MAX: Final = 20_000
 @click.command()
 @click.argument("path", metavar="DIR-or-FILE", type=click.Path(exists=True, path_type=Path))
 @click.option("--at", "place", metavar="PLACE", help="Begin here: an event, 90s or -60s of the engine's time, end, a "
-              "time of day such as 15:00:03 or 2026-11-21T15:00:00, or an exported page's link (#seq=237&slot=5).")
+              "time of day such as 15:00:03 or 2026-11-21T15:00:00, or an exported page's link (#seq=237&slot=5).  "
+              "[default: the end; with --speed the beginning]")
 @click.option("--speed", type=click.FloatRange(0.001, 1e6), metavar="FACTOR",
               help="Play from there at once, N times as fast.")
 @click.option("--follow", is_flag=True, help="The recording is still being written: begin at its end, go on with it.")
@@ -33,11 +34,11 @@ HITS_MAX: Final = 20_000
 def replay(
     path: Path, place: str | None, speed: float | None, follow: bool, run: str | None, form: str, **look: Any
 ) -> None:
-    """The console on a recording: play, pause, step and seek. It opens on the findings of the whole
+    """The console on a recording: play, pause, step and seek. It opens at the end, on the findings of the whole
     recording, the worst first, and a recording of `explore` at its verdict.
 
-    Hits and holds of the recorded run are shown and do not wait. With --format json the state at the place (without
-    --at: at the end) is printed as the document of `status`.
+    Hits and holds of the recorded run are shown and do not wait. With --format json the state at the place is printed
+    as the document of `status`.
     """
     from kvbm_console.recording.playback import Playback, RecordingFeed
     from kvbm_console.recording.positions import parse_position, seq_of, verdict_seq
@@ -58,7 +59,7 @@ def replay(
         at_seq = verdict_seq(recording)
     begins = at_seq is not None or speed is not None
     playback = Playback(recording, follow=follow)
-    if at_seq is not None or follow:
+    if at_seq is not None or follow or speed is None:
         playback.seek(recording.last_seq if at_seq is None else at_seq)
     if speed is not None:
         playback.set_speed(speed)

@@ -117,11 +117,13 @@ class Playback:
         self.on_change()
 
     def toggle(self) -> None:
-        """Play or pause."""
+        """Play or pause. At the end of a tape that does not grow, play from its beginning."""
         if self.playing:
             self.pause()
-        else:
-            self.play()
+            return
+        if self.at_end and not self.follow:
+            self.seek(self.first_seq)
+        self.play()
 
     def set_speed(self, speed: float) -> None:
         """Recorded seconds for each second. Raises ``UsageError`` outside of 0 (excluded) to a million."""

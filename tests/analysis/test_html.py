@@ -28,7 +28,7 @@ from kvbm_console.recording.positions import parse_position
 from kvbm_console.recording.reader import Recording
 from kvbm_console.testing import Driven
 from tests.analysis.browser import needs_chromium, tab
-from tui.desk import OVERVIEW, SLOT
+from tui.desk import OVERVIEW, RECORD, SLOT
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 NAMES: Final = sorted(path.stem for path in (ROOT / "recordings").glob("*.mcap"))
@@ -130,6 +130,22 @@ def test_a_link_opens_the_replay_at_its_slot(link: str, opened: bool, monkeypatc
     done = CliRunner().invoke(cli, ["replay", str(path), "--at", at], prog_name="kvbm-console")
     assert done.exit_code == 0, done.output
     assert (begun["view"], begun["request"]) == ((SLOT, slot.request) if opened else (OVERVIEW, None))
+
+
+@pytest.mark.parametrize(("flags", "view", "at_end", "plays"), [
+    ((), RECORD, True, False), (("--speed", "2"), OVERVIEW, False, True), (("--at", "5"), OVERVIEW, None, False),
+])
+def test_a_replay_opens_at_its_end_where_every_view_has_its_past(
+    flags: tuple[str, ...], view: int, at_end: bool | None, plays: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: dict[str, Any] = {}
+    monkeypatch.setattr("kvbm_console.cli.output.require_terminal", lambda *_: None)
+    monkeypatch.setattr("tui.app.run_console", lambda session, **more: begun.update(more, session=session))
+    done = CliRunner().invoke(cli, ["replay", str(ROOT / "recordings" / "local-only.mcap"), *flags])
+    assert done.exit_code == 0, done.output
+    playback = begun["session"].playback
+    place = 5 if at_end is None else playback.last_seq if at_end else playback.first_seq
+    assert (begun["view"], playback.position_seq, playback.playing) == (view, place, plays)
 
 
 # --- without names ---

@@ -122,6 +122,9 @@ def test_playing_follows_the_time_of_the_recording(recorded: Recording) -> None:
     assert not playback.playing
     playback.play()
     assert not playback.playing, "nothing follows the end"
+    playback.toggle()
+    assert playback.playing
+    assert playback.position_seq == playback.first_seq, "space at the end plays from the beginning"
 
 
 def test_one_step_back_is_one_event_back(recorded: Recording) -> None:

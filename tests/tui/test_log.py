@@ -6,7 +6,7 @@ from collections import deque
 
 import pytest
 
-from kvbm_console.core.events import CandidatePlanned, Noted, SlotMoved
+from kvbm_console.core.events import CandidatePlanned, Event, Noted, SlotMoved
 from kvbm_console.core.ids import Note
 from kvbm_console.core.state import CacheState
 from kvbm_console.stream.feed import EventsArrived, SnapshotTaken
@@ -14,8 +14,9 @@ from tests.tui.desks import desk_of, screen
 from tests.tui.script import MS, Mono, S, Script, connected, story
 from tui.desk import LOG, Desk
 from tui.keys import press
-from tui.model.events import EVENTS, kind_role
+from tui.model.events import EVENTS, kind_role, kind_words
 from tui.model.filters import Filter
+from tui.views.log import KIND_CELLS
 
 
 def log_of(events: int, gap_ns: int) -> tuple[Desk, Script]:
@@ -54,6 +55,21 @@ def test_a_note_without_a_detail_ends_with_its_name() -> None:
     desk = desk_of(items=[connected(), SnapshotTaken(CacheState()), EventsArrived(script.events)])
     desk.current = LOG
     assert any(row.endswith(" shutting down") for row in screen(desk, 80, 24))
+
+
+@pytest.mark.parametrize("kind", sorted(Event.__subclasses__(), key=lambda kind: kind.__name__))
+def test_no_kind_is_cut_in_a_narrow_row(kind: type[Event]) -> None:
+    assert len(kind_words(kind)) <= KIND_CELLS
+
+
+def test_the_rest_of_a_row_begins_behind_the_widest_kind() -> None:
+    script = Script()
+    script.pools()
+    slot = script.open("chat-1")
+    script.admit(slot)
+    desk = desk_of(items=[connected(), SnapshotTaken(CacheState()), EventsArrived(script.events)])
+    desk.current = LOG
+    assert any("device blocks assigned chat-1" in row for row in screen(desk, 80, 24))
 
 
 def test_a_quiet_log_does_not_fold() -> None:

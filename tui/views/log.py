@@ -36,6 +36,8 @@ STRETCHES_LOOKED_AT = 512
 """Stretches of passed-over events that are considered for one screen."""
 FOLD_RATE = 200
 """Events a second above which equal events in a row fold while following, because no person reads so many."""
+KIND_CELLS = 22
+"""The longest kind: ``device blocks assigned``."""
 FOOT_ROWS = 5
 """Rows of the chosen event below the list, at most."""
 
@@ -74,11 +76,12 @@ def event_line(desk: Desk, event: Event, width: int, *, chosen: bool = False, fo
     subject = concerns(event, desk.mirror)
     row = Row().put(desk.glyphs.select if chosen else " ", "selbar")
     row.put(desk.times.text(event.at_ns, millis=True), "muted")
-    row.right(count(event.seq), row.x + (11 if wide else 10), "faint")
+    newest = desk.mirror.log[-1].seq if desk.mirror.log else event.seq
+    row.right(count(event.seq), row.x + (11 if wide else max(5, 1 + len(count(max(newest, event.seq))))), "faint")
     row.put("  " if wide else " ")
     kind = row.x
-    row.put(cut(kind_words(type(event)), 22 if wide else 18), kind_role(event, desk.mirror))
-    row.to(kind + (24 if wide else 19))
+    row.put(cut(kind_words(type(event)), KIND_CELLS), kind_role(event, desk.mirror))
+    row.to(kind + KIND_CELLS + (2 if wide else 1))
     if subject:
         row.spans([request(subject, 20 if wide else 13, "strong" if subject == desk.selected else "text")])
         row.to(row.x + 2 if wide else row.x + 1)

@@ -56,7 +56,7 @@ class SlotView(View):
         """The selected request, or the request with the most need."""
         request = desk.shown_request()
         if request is None:
-            return [Row().put(" No live request. Choose one in 2 Slots or 4 Timeline.", "muted").line()]
+            return [Row().put(" No live request. Choose one in 2 Slots, 4 Timeline or d Finished.", "muted").line()]
         return slot_panel(desk, request, width, height, self.scroll, chosen=self._chosen(desk, request))
 
     def _chosen(self, desk: Desk, request: str) -> int | None:

@@ -215,7 +215,11 @@ class Slots(View):
         state = desk.mirror.state
         wanted = desk.filters.get(SLOTS)
         if wanted is None or state is None:
-            return Row().put(" No live request.", "muted").line()
+            ended = len(desk.mirror.past)
+            row = Row().put(" No live request.", "muted")
+            if ended:
+                row.put(f" {count(ended)} ended: ", "muted").put("d", "key")
+            return row.line()
         row = Row().put(f" 0 of {count(len(state.slots))} match  ", "text").put(plain(wanted.text), "muted")
         return row.put("   esc", "key").put("  clear", "muted").line()
 

@@ -104,7 +104,7 @@ def _open_row(mirror: Mirror, state: CacheState, transfer: Transfer, now: int, a
         if silent:
             level = Level.FAULT if age > FAULT_NS else level
             return TransferLine(mirror, transfer, level, age,
-                               f"no report from {ranks_text(silent)}, {len(copy.reported)} of {mirror.ranks}")
+                               f"silent on {ranks_text(silent)}, {len(copy.reported)} of {mirror.ranks} reported")
         return TransferLine(mirror, transfer, level, age,
                            f"on the wire {duration(now - (transfer.started_ns or now))}")
     if transfer.enqueued_ns is None:

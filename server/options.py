@@ -160,7 +160,8 @@ class Endpoint:
         except OSError:
             self._unlock()  # the socket is the other daemon's: it stays
             raise UsageError(
-                f"a daemon is listening on unix:{path} already; attach to it, end it, or run serve --listen ADDRESS"
+                f"a daemon is listening on unix:{path} already: kvbm-console attach unix:{path} opens it, and serve "
+                "--listen takes another address"
             ) from None
         try:
             if not stat.S_ISSOCK(path.lstat().st_mode):

@@ -43,7 +43,10 @@ TICK_S: Final = 0.25
 SYNC_START: Final = "\x1b[?2026h"
 SYNC_END: Final = "\x1b[?2026l"
 """Between these a terminal that knows them shows nothing, so that a frame appears as a whole."""
-POOR_FONTS: Final = ("linux", "vt100", "vt102", "vt220", "cons25", "dumb")
+MONOCHROME: Final = ("vt100", "vt102", "vt220", "dumb")
+MONOCHROME_ENDS: Final = ("-m", "-mono")
+"""By term(7) a name with ``-m`` is the monochrome form of a terminal."""
+POOR_FONTS: Final = (*MONOCHROME, "linux", "cons25")
 """Terminals whose fonts have 256 or 512 characters: the kernel's console draws a box for the rest."""
 ENDING: Final = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 """Signals that end the console; as an exit status 128 and the number, as shells report it."""
@@ -311,14 +314,17 @@ def key_name(event: events.Key) -> str:
 
 
 def choose_theme(theme: str | None, no_color: bool, environment: dict[str, str] | None = None) -> str:
-    """The theme to use: as asked, without colour when that is asked for, 16 colours where the terminal has no more."""
+    """The theme to use: as asked, without colour when that is asked for or the terminal has none, 16 colours where it
+    has no more."""
     environment = dict(os.environ) if environment is None else environment
     if no_color or environment.get("NO_COLOR"):
         return "none"
     if theme in THEMES:
         return theme
-    rich = environment.get("COLORTERM", "") in ("truecolor", "24bit") or "256" in environment.get("TERM", "")
-    return "dark" if rich or not environment.get("TERM") else "ansi"
+    terminal = environment.get("TERM", "")
+    if environment.get("COLORTERM", "") in ("truecolor", "24bit") or "256" in terminal or not terminal:
+        return "dark"
+    return "none" if terminal in MONOCHROME or terminal.endswith(MONOCHROME_ENDS) else "ansi"
 
 
 def choose_ascii(ascii_only: bool, environment: dict[str, str] | None = None) -> bool:

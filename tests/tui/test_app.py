@@ -333,6 +333,8 @@ def test_theme_is_chosen_once() -> None:
     assert choose_theme(None, False, {"TERM": "xterm-256color"}) == "dark"
     assert choose_theme(None, False, {"TERM": "linux"}) == "ansi"
     assert choose_theme("light", False, {"TERM": "linux"}) == "light"
+    assert choose_theme(None, False, {"TERM": "vt100"}) == choose_theme(None, False, {"TERM": "xterm-mono"}) == "none"
+    assert choose_theme(None, False, {"TERM": "a terminal that nobody knows"}) == "ansi"
     assert choose_ascii(False, {"TERM": "linux"})
     assert not choose_ascii(False, {"TERM": "xterm-256color"})
     assert not choose_ascii(False, {})

@@ -5,7 +5,7 @@ in everything, also in the order of copies of a hash, so a leader goes on from i
 """
 
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final, Literal, TypeVar
 
 import msgspec
@@ -176,6 +176,28 @@ def renamed_facts(state: CacheState, rename: Callable[[str, Any], Any]) -> Cache
         frozen=None if facts.frozen is None else renamed(facts.frozen),
         connectors=[(source, renamed(known)) for source, known in facts.connectors],
     ))
+
+
+def grown_facts(state: CacheState, more: Mapping[int, int]) -> CacheState:
+    """A copy of the facts in which each of these pools, of known capacity, has so many further empty places."""
+    facts = _DECODER.decode(encode_facts(state))
+    return _unpack(msgspec.structs.replace(facts, pools=[
+        _grown(pool, more.get(index, 0)) for index, pool in enumerate(facts.pools)
+    ]))
+
+
+def _grown(pool: _Pool, places: int) -> _Pool:
+    capacity = pool.info[6]
+    if not places or capacity is None:
+        return pool
+
+    def column(data: memoryview) -> memoryview:
+        return memoryview(bytes(data) + bytes(places * len(data) // capacity))
+
+    return msgspec.structs.replace(
+        pool, info=(*pool.info[:6], capacity + places, *pool.info[7:]), hash_of=column(pool.hash_of),
+        content=column(pool.content), refs=column(pool.refs), stored_at=column(pool.stored_at),
+    )
 
 
 def _unpack(facts: _Facts) -> CacheState:

@@ -19,6 +19,7 @@ from kvbm_console.core.ids import EMPTY_HASH, FinishReason
 from kvbm_console.core.instructions import MatchAnswer
 from kvbm_console.core.state import Totals
 from kvbm_console.planning.meter import RequestRecord, StatsLine, Timings
+from kvbm_console.planning.options import SimulateOptions
 from kvbm_console.planning.report import InstanceMeasures
 from kvbm_console.simulator.calendar import Calendar
 from kvbm_console.simulator.config import EngineConfig
@@ -74,6 +75,13 @@ class MachineLedger:
         self.point("reset")
 
     # --- a run ---
+
+    def change(self, options: SimulateOptions) -> None:
+        """From now on the machine has these limits, and memory that is at least as large as before."""
+        config = EngineConfig(**options.engine_fields())
+        self._pool.grow(config.g1_blocks - self._capacity)
+        self._capacity = config.g1_blocks
+        self.engine.config = self.engine.scheduler.config = config
 
     def run_to_end(self, progress: Callable[[int], None] | None = None) -> None:
         """Run until every request has ended; ``progress`` gets the finished requests about ten times a second."""

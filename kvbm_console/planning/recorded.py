@@ -32,7 +32,7 @@ from kvbm_console.core.errors import UsageError
 from kvbm_console.core.eviction.policy import PolicyConfig
 from kvbm_console.core.ids import Authority, FinishReason, Tier
 from kvbm_console.core.instructions import StartTransfer
-from kvbm_console.core.state import CacheState
+from kvbm_console.core.leader.decider import Decider
 from kvbm_console.planning.measured import Measured, of_recording, origins_of
 from kvbm_console.planning.options import BLOCK_TOKENS, Geometry
 from kvbm_console.recording.reader import Recording
@@ -128,10 +128,10 @@ class RecordedWorkload:
         """None: each request has its own time."""
         return None
 
-    def faults(self, state: CacheState) -> Callable[[StartTransfer], Fault | None] | None:
+    def faults(self, leader: Decider) -> Callable[[StartTransfer], Fault | None] | None:
         """The faults of a mover whose loads fail as the recorded ones did, None if none did.
 
-        ``state`` is that of the leader that orders the copies.
+        ``leader`` orders the copies.
         """
         failed = self.run.failed_loads
         if not failed:
@@ -139,6 +139,7 @@ class RecordedWorkload:
         loads: Counter[str] = Counter()
 
         def fault(order: StartTransfer) -> Fault | None:
+            state = leader.state
             slot = state.candidates[state.operations[order.operation].candidate].slot
             if slot is None or not order.route.is_load:
                 return None
@@ -168,6 +169,17 @@ class RecordedWorkload:
 
 def read_run(text: str) -> RecordedLoad:
     """The run that ``PATH[,engine=N][,run=ID]`` names. Raises ``UsageError`` and ``RecordingError``."""
+    recording, path, engine = _opened(text)
+    return _read(text, path, recording.incarnation, engine, recording.last_seq)
+
+
+def recording_of(text: str) -> Recording:
+    """The recording of that run."""
+    return _opened(text)[0]
+
+
+def _opened(text: str) -> tuple[Recording, Path, int | None]:
+    """The recording that a text names, its path, and the engine."""
     if not text:
         raise UsageError("--trace recording: must name a file, as in recording:run/")
     chosen: dict[str, str] = {}
@@ -179,8 +191,7 @@ def read_run(text: str) -> RecordedLoad:
     if engine is not None and not (engine.isascii() and engine.isdigit()):
         raise UsageError(f"--trace recording: engine must be a number, got {engine!r}")
     path = Path(rest)
-    recording = Recording.open(path, chosen.get("run"))
-    return _read(text, path, recording.incarnation, None if engine is None else int(engine), recording.last_seq)
+    return Recording.open(path, chosen.get("run")), path, None if engine is None else int(engine)
 
 
 @lru_cache(maxsize=4)

@@ -158,7 +158,7 @@ def build_rig(options: SimulateOptions, workload: Workload, meter: Meter, *, win
         check=options.check, audit_every=AUDIT_EVERY, links=options.links(), with_bytes=options.with_bytes,
     )
     if isinstance(workload, RecordedWorkload):
-        rig.mover.faults = workload.faults(rig.leader.state)
+        rig.mover.faults = workload.faults(rig.leader)
     meter.watch(rig.leader.state)
     if windows:
         def begin() -> None:
@@ -179,7 +179,7 @@ def build_ledger(
             stats_every=options.stats_every, stats=stats, windows=windows, ended=ended,
         )
         if isinstance(workload, RecordedWorkload):
-            ledger.mover.faults = workload.faults(ledger.leader.state)
+            ledger.mover.faults = workload.faults(ledger.leader)
         return ledger
     return MachineLedger(
         engine_config(options), workload, options.block_size, stats_every=options.stats_every, stats=stats,

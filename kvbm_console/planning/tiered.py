@@ -16,7 +16,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from kvbm_console.core import events as ev
 from kvbm_console.core.columns import unpack_ids
 from kvbm_console.core.config import LeaderConfig
-from kvbm_console.core.ids import Condition, FinishReason, ResetMode, SlotState
+from kvbm_console.core.ids import Condition, FinishReason, ResetMode, SlotState, Tier
 from kvbm_console.core.instructions import MatchAnswer
 from kvbm_console.core.leader import Leader, Outcome, settle
 from kvbm_console.core.leader.decider import Decider
@@ -26,10 +26,12 @@ from kvbm_console.core.leader.pipeline import report
 from kvbm_console.core.leader.requests import end, preempt, use_ended
 from kvbm_console.core.leader.slots import move
 from kvbm_console.core.slots import SlotFacts
+from kvbm_console.core.snapshots import grown_facts
 from kvbm_console.core.stimuli import ResetRequested, Stimulus, TransferFailed, TransferFinished, TransferStarted
 from kvbm_console.dispatch import Dispatcher, start_leader
 from kvbm_console.planning.ledger import MachineLedger
 from kvbm_console.planning.meter import RequestRecord, StatsLine, device_of, stats_of
+from kvbm_console.planning.options import SimulateOptions
 from kvbm_console.planning.report import InstanceMeasures
 from kvbm_console.simulator.calendar import Calendar, EngineDeadlines
 from kvbm_console.simulator.config import EngineConfig
@@ -64,6 +66,19 @@ class SilentLeader(Leader):
     def note_place(self, slot: SlotFacts) -> None:
         """Nothing."""
 
+    def change(self, config: LeaderConfig, device_blocks: int) -> None:
+        """From now on decide with this configuration, over pools that are at least as large as before."""
+        places = {Tier.G1: device_blocks, Tier.G2: config.g2_blocks, Tier.G3: config.g3_blocks}
+        more = {at: places[pool.info.tier] - len(pool) for at, pool in enumerate(self.state.pools)}
+        self.config = config
+        if any(more.values()):
+            self.state = grown_facts(self.state, more)
+            for pool in self.lower_pools():
+                self.live_memory.grow(pool.info.pool, more[pool.info.pool])
+            for mine in self.memory.pools:
+                mine.blocked = False
+            self.look_at_pools()
+
 
 class TieredLedger(MachineLedger):
     """A machine with lower tiers: the ``EnginePort`` of its engine, and the receiver of its mover's ``Reports``."""
@@ -93,6 +108,12 @@ class TieredLedger(MachineLedger):
         self._dispatcher.publish = self._published
 
     # --- a run ---
+
+    def change(self, options: SimulateOptions) -> None:
+        """As without tiers."""
+        super().change(options)
+        self.leader.change(options.leader_config(), options.total_kv_blocks)
+        self._device = device_of(self.leader.state)
 
     def clear(self) -> None:
         """Forget the content of all tiers, as a reset does."""

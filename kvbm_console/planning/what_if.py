@@ -10,37 +10,43 @@ token comes within a limit.
 
 A change comes too late at some moment. Limits of an iteration and the offload threshold can change while an engine
 runs, so for these the replay begins without the change and takes it on later: the last moment that still spares the
-request is searched. Capacities and policies belong to the beginning. A miss is inevitable for every change from the
-event on by which the last copy of its first block was lost, as ``why`` names it.
+request is searched. Policies, retention and prefetch belong to the beginning.
 
-Law of this file: nothing is said that no replay showed, except the event of a miss.
+The trouble is inevitable from the event on after which no change helps. Memory may grow at that moment, too, although
+no engine can do that: each tier by as many blocks as the recording has, and by those of its remedy. A change that is
+made before the moments of a replay helps up to some moment and not after it. So that moment is found by halving, for
+one change after the other; a change that does not help after the latest moment so far costs one replay.
+
+Law of this file: nothing is said that no replay showed.
 """
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 import msgspec
 
-from kvbm_console.analysis.explain import Explanation
+from kvbm_console.analysis.explain import Explanation, MissedRun
+from kvbm_console.core import events as ev
+from kvbm_console.core.describe import describe
 from kvbm_console.core.errors import NotFound, UsageError
+from kvbm_console.core.ids import SlotState
 from kvbm_console.planning.meter import RequestRecord
 from kvbm_console.planning.options import BATCH_MAX, BLOCKS_MAX, SimulateOptions
 from kvbm_console.planning.plan import TIERS, Change, changes_of, with_fields
-from kvbm_console.planning.recorded import RecordedLoad, RecordedWorkload
+from kvbm_console.planning.recorded import RecordedLoad, RecordedWorkload, recording_of
 from kvbm_console.planning.run import build_ledger
-from kvbm_console.planning.tiered import TieredLedger
 
 SCHEMA: Final = "kvbm-console.what-if/1"
 DOUBLINGS: Final = 8
 """Memory of a tier is tried up to 256 times its size."""
-HALVINGS: Final = 6
-"""A moment is found within a sixty-fourth of the time from the begin to the outcome."""
-ENDLESS_BLOCKS: Final = 2**22
-"""A device that evicts nothing of a recording that is replayed within minutes."""
 LONG: Final = 2.0
 """A wait is long if it is so many times the median of the recording."""
+LATER_NS: Final = 50_000_000
+"""A replay in which the request ends later is looked at again after so much of its time."""
 SWITCHABLE: Final = ("kv_offload_threshold", "max_num_seqs", "max_num_batched_tokens")
 """Options that can change while an engine runs."""
+Spared = Callable[["ReplayedRequest"], bool]
 Tell = Callable[[int, str], None]
 """Takes the number of a replay, from 1, and the flags that it changes; empty for the machine as it was."""
 
@@ -77,8 +83,10 @@ class Trouble(msgspec.Struct, frozen=True):
     tried: int
     """Replays."""
     inevitable_seq: int | None
-    """The event from which on no change helps; null if it is not known."""
+    """The event after which no change that was tried helps; null if it is not known."""
     inevitable_ns: int | None
+    """Its engine time. A change that is made before everything of this time helps, and one that is made after it does
+    not."""
     inevitable: str
     """The same as a sentence."""
 
@@ -141,10 +149,18 @@ class _Search:
         self.name = name
         self.tried = 0
         self.all: dict[str, RequestRecord] = {}
+        self.moments: list[int] = []
+        """The times at which the machine as it was did something, up to the end of the request."""
         self.today = self._outcome(self._run(options, ""))
+        sequences = ((request, 1 + len(request.clone_hashes)) for request in load.requests)
+        self.endless = sum(
+            ways * -(-(request.prompt_tokens + request.output_tokens) // load.block_tokens)
+            for request, ways in sequences
+        )
+        """As many blocks as the recording has."""
 
-    def _run(self, options: SimulateOptions, flags: str, switch_ns: int | None = None) -> RequestRecord:
-        """Replay with these options; with ``switch_ns`` on the recorded machine up to this time."""
+    def _run(self, options: SimulateOptions, flags: str, before_ns: int | None = None) -> RequestRecord:
+        """Replay with these options; with ``before_ns`` on the recorded machine up to this time, and not at it."""
         records: dict[str, RequestRecord] = {}
         if self.tell is not None:
             self.tell(self.tried + 1, flags)
@@ -152,24 +168,27 @@ class _Search:
         def ended(record: RequestRecord) -> None:
             records[record.request] = record
 
-        first = options if switch_ns is None else self.options
+        first = options if before_ns is None else self.options
         workload = RecordedWorkload(self.load.name.partition(":")[2])
         ledger = build_ledger(first, workload, windows=False, ended=ended)
-        if switch_ns is not None:
-            ledger.engine.run(switch_ns)
-            config = msgspec.structs.replace(
-                ledger.engine.config, max_batch_tokens=options.max_num_batched_tokens,
-                max_running=options.max_num_seqs,
-            )
-            ledger.engine.config = ledger.engine.scheduler.config = config
-            if isinstance(ledger, TieredLedger):
-                ledger.leader.config = options.leader_config()
-        ledger.run_to_end()
+        if before_ns is not None:
+            ledger.engine.run(before_ns - 1)
+            ledger.change(options)
+        if self.all:
+            ledger.engine.run(self.moments[-1])
+            while self.name not in records and ledger.engine.next_ns is not None:
+                ledger.engine.run(ledger.engine.next_ns + LATER_NS)  # what comes behind its end cannot change it
+        else:
+            while (next_ns := ledger.engine.next_ns) is not None:
+                self.moments.append(next_ns)
+                ledger.engine.run(next_ns)
+            ledger.run_to_end()
         self.tried += 1
-        if not self.all:
-            self.all = records
         if self.name not in records:
             raise NotFound(f"the replay of {self.load.name} has no request {self.name!r}")
+        if not self.all:
+            self.all, record = records, records[self.name]
+            del self.moments[bisect_right(self.moments, record.finished_ns or 0) :]
         return records[self.name]
 
     def _outcome(self, record: RequestRecord) -> ReplayedRequest:
@@ -181,7 +200,7 @@ class _Search:
 
     def miss(self, explanation: Explanation) -> Trouble | None:
         """The blocks that memory without end would have had."""
-        endless = with_fields(self.options, memory=True, total_kv_blocks=ENDLESS_BLOCKS)
+        endless = with_fields(self.options, memory=True, total_kv_blocks=self._more("total_kv_blocks", self.endless))
         most = self._outcome(self._run(endless.options, endless.flags)).hits
         asked = explanation.prompt_blocks
         if most <= self.today.hits:
@@ -189,23 +208,19 @@ class _Search:
                 "miss", f"found {self.today.hits} of {asked} blocks; memory without end finds no more", [], 1, None,
                 None, "the other blocks are asked for the first time",
             )
-        began = self.tried
-        remedies = self._remedies(lambda outcome: outcome.hits >= most and not outcome.preemptions)
-        seq, at_ns, words = _lost(explanation)
-        return Trouble(
-            "miss", f"found {self.today.hits} of {asked} blocks, and {most} with memory without end", remedies,
-            self.tried - began, seq, at_ns, words,
+        last = explanation.admissions[-1]
+        lost = [run for run in last.misses if run.first is not None and run.first < most]
+        return self._trouble(
+            "miss", f"found {self.today.hits} of {asked} blocks, and {most} with memory without end",
+            lambda outcome: outcome.hits >= most and not outcome.preemptions, lost,
         )
 
     def preemption(self) -> Trouble | None:
         """Preemptions of the request."""
         if not self.today.preemptions:
             return None
-        began = self.tried
-        remedies = self._remedies(lambda outcome: not outcome.preemptions)
-        return Trouble(
-            "preemption", f"preempted {self.today.preemptions} times", remedies, self.tried - began,
-            *self._too_late(remedies),
+        return self._trouble(
+            "preemption", f"preempted {self.today.preemptions} times", lambda outcome: not outcome.preemptions
         )
 
     def wait(self, limit_ms: float) -> Trouble | None:
@@ -213,37 +228,35 @@ class _Search:
         ttft_ms = self.today.ttft_ms
         if ttft_ms is None or ttft_ms <= limit_ms:
             return None
-        began = self.tried
-        remedies = self._remedies(lambda outcome: outcome.ttft_ms is not None and outcome.ttft_ms <= limit_ms)
-        return Trouble(
-            "wait", f"first token after {ttft_ms:,.1f} ms, with a limit of {limit_ms:,.1f} ms", remedies,
-            self.tried - began, *self._too_late(remedies),
+        return self._trouble(
+            "wait", f"first token after {ttft_ms:,.1f} ms, with a limit of {limit_ms:,.1f} ms",
+            lambda outcome: outcome.ttft_ms is not None and outcome.ttft_ms <= limit_ms,
         )
 
-    def _too_late(self, remedies: Sequence[Remedy]) -> tuple[None, int | None, str]:
-        """The moment after which no change of a running engine helps."""
-        latest = [remedy.latest_ns for remedy in remedies if remedy.latest_ns is not None]
-        if not remedies:
-            return None, None, "no change that was tried avoids it"
-        if not latest:
-            return None, 0, "from the beginning on, for a machine whose memory and policy do not change while it runs"
-        return None, max(latest), f"after {max(latest) / 1e9:.3f} s no change of a running engine that was tried helps"
+    def _trouble(
+        self, kind: str, text: str, spared: Spared, lost: Sequence[MissedRun] = ()
+    ) -> Trouble:
+        """The remedies, and the event after which there is none. ``lost`` are the missed blocks that could be found."""
+        began = self.tried
+        found = self._remedies(spared)
+        seq, at_ns, words = self._inevitable(spared, [change for change, _ in found], lost)
+        return Trouble(kind, text, [remedy for _, remedy in found], self.tried - began, seq, at_ns, words)
 
     # --- remedies ---
 
-    def _remedies(self, spared: Callable[[ReplayedRequest], bool]) -> list[Remedy]:
+    def _remedies(self, spared: Spared) -> list[tuple[Change, Remedy]]:
         found = []
         for change in self._rules():
             outcome = self._outcome(self._run(change.options, change.flags))
             if spared(outcome):
-                found.append(self._remedy(change, outcome, self._latest(change, spared)))
+                found.append((change, self._remedy(change, outcome, self._latest(change, spared))))
         for field in TIERS.values():
             more = self._least(field, spared)
             if more is None and field != "total_kv_blocks" and self.options.kv_offload_threshold:
                 more = self._least(field, spared, kv_offload_threshold=0.0)  # a block must be copied to be kept below
             if more is not None:
                 found.append(more)
-        return sorted(found, key=lambda remedy: (remedy.memory_bytes, remedy.flags))
+        return sorted(found, key=lambda pair: (pair[1].memory_bytes, pair[1].flags))
 
     def _rules(self) -> Iterator[Change]:
         """Changes without memory."""
@@ -259,15 +272,19 @@ class _Search:
         more = sum(getattr(change.options, field) - getattr(self.options, field) for field in TIERS.values())
         return Remedy(change.flags, outcome, more, more * self.options.block_bytes, latest_ns)
 
-    def _least(self, field: str, spared: Callable[[ReplayedRequest], bool], **also: Any) -> Remedy | None:
+    def _more(self, field: str, blocks: int) -> int:
+        """The capacity of this tier with so many further blocks."""
+        now: int = getattr(self.options, field)
+        return min(BLOCKS_MAX, now + blocks)
+
+    def _least(self, field: str, spared: Spared, **also: Any) -> tuple[Change, Remedy] | None:
         """The fewest further blocks of a tier, found by doubling and then halving; None if none help."""
-        now = getattr(self.options, field)
 
         def tried(more: int) -> tuple[Change, ReplayedRequest]:
-            change = with_fields(self.options, memory=True, **{field: min(BLOCKS_MAX, now + more)}, **also)
+            change = with_fields(self.options, memory=True, **{field: self._more(field, more)}, **also)
             return change, self._outcome(self._run(change.options, change.flags))
 
-        low, high = 0, max(1, (now or self.options.total_kv_blocks) // 16)
+        low, high = 0, max(1, (getattr(self.options, field) or self.options.total_kv_blocks) // 16)
         best: tuple[Change, ReplayedRequest] | None = None
         for _ in range(DOUBLINGS):
             attempt = tried(high)
@@ -284,35 +301,86 @@ class _Search:
                 best, high = attempt, middle
             else:
                 low = middle
-        return self._remedy(best[0], best[1], None)
+        return best[0], self._remedy(best[0], best[1], None)
 
-    def _latest(self, change: Change, spared: Callable[[ReplayedRequest], bool]) -> int | None:
+    # --- moments ---
+
+    def _latest(self, change: Change, spared: Spared) -> int | None:
         """The latest time at which the change still helps; None if it cannot change while an engine runs."""
-        options = change.options
-        changed = {
-            field for field in options.__struct_fields__ if getattr(options, field) != getattr(self.options, field)
-        }
-        if not changed <= set(SWITCHABLE):
+        if not self._changed(change) <= set(SWITCHABLE) or not self._helps(change, spared, 0):
             return None
-        record = self.all[self.name]
-        low, high = 0, record.first_token_ns or record.finished_ns or 0
-        if not spared(self._outcome(self._run(options, change.flags, low))):
-            return None
-        for _ in range(HALVINGS):
-            middle = (low + high) // 2
-            if spared(self._outcome(self._run(options, change.flags, middle))):
+        return self.moments[self._last(change, spared, 0)]
+
+    def _changed(self, change: Change) -> set[str]:
+        """The fields that differ from the machine as it was."""
+        fields = self.options.__struct_fields__
+        return {field for field in fields if getattr(change.options, field) != getattr(self.options, field)}
+
+    def _helps(self, change: Change, spared: Spared, moment: int) -> bool:
+        """True if the change spares the request when it is made before this moment and behind the moment before it."""
+        return spared(self._outcome(self._run(change.options, change.flags, self.moments[moment])))
+
+    def _last(self, change: Change, spared: Spared, low: int, guess: int = 0) -> int:
+        """The last moment before which the change helps; it helps before ``low``. ``guess`` is looked at first."""
+        high, middles = len(self.moments), [guess, guess + 1]
+        while high - low > 1:
+            middle = middles.pop(0) if middles else (low + high) // 2
+            if not low < middle < high:
+                continue
+            if self._helps(change, spared, middle):
                 low = middle
             else:
                 high = middle
         return low
 
+    def _of_a_moment(self, remedies: Sequence[Change]) -> Iterator[Change]:
+        """The changes that can be made at a moment, if memory could grow while an engine runs."""
+        tiers = [field for field in TIERS.values() if getattr(self.options, field)]
+        for field in tiers:
+            more = {field: self._more(field, self.endless)}
+            yield with_fields(self.options, memory=True, **more)
+            if field != "total_kv_blocks" and self.options.kv_offload_threshold:
+                yield with_fields(self.options, memory=True, **more, kv_offload_threshold=0.0)
+        possible = {*tiers, *SWITCHABLE}
+        for change in (*self._rules(), *(change for change in remedies if change.memory)):
+            if self._changed(change) <= possible:
+                yield change
 
-def _lost(explanation: Explanation) -> tuple[int | None, int | None, str]:
-    """The event by which the first missed block of the first admission was lost."""
-    for admission in explanation.admissions:
-        for run in admission.misses:
-            if run.seq is None:
-                return None, None, f"{run.text}: the event is not in the recording"
-            at = "" if run.at_ns is None else f" at {run.at_ns / 1e9:.3f} s"
-            return run.seq, run.at_ns, f"from event {run.seq}{at} on: {run.text}"
-    return None, None, "no admission of the recording missed a block"
+    def _inevitable(
+        self, spared: Spared, remedies: Sequence[Change], lost: Sequence[MissedRun]
+    ) -> tuple[int | None, int | None, str]:
+        """Number and time of the event after which no change helps, and a sentence."""
+        guess = bisect_left(self.moments, min((run.at_ns for run in lost if run.at_ns is not None), default=0))
+        last, helped = -1, ""
+        for change in self._of_a_moment(remedies):
+            if last + 1 < len(self.moments) and self._helps(change, spared, last + 1):
+                last, helped = self._last(change, spared, last + 1, guess), change.flags
+        if last < 0:
+            return None, None if not remedies else 0, (
+                "from the beginning on: no change helps that a machine takes while it runs" if remedies
+                else "no change that was tried avoids it"
+            )
+        at_ns = self.moments[last]
+        event = self._event_at(at_ns) if self.load.exact else None
+        words = next((f": block {run.first} {run.text}" for run in lost if run.at_ns == at_ns), "") or (
+            "" if event is None else f": {describe(event)}"
+        )
+        seconds = f"{at_ns / 1e9:.3f} s"
+        begin = f"{seconds} of the replay" if event is None else f"event {event.seq:,} at {seconds}"
+        told = f"from {begin} on{words}; before it, {helped} would have helped"
+        return None if event is None else event.seq, at_ns, told
+
+    def _event_at(self, at_ns: int) -> ev.Event | None:
+        """The event of this time that tells most; None if there is none."""
+        found = [
+            event for batch in recording_of(self.load.name.partition(":")[2]).events() for event in batch
+            if event.at_ns == at_ns
+        ]
+        return min(found, key=_telling, default=None)
+
+
+def _telling(event: ev.Event) -> tuple[int, int]:
+    """Order of events at one time: losses, then preemptions and admissions, then the first."""
+    kinds = (ev.BlocksEvicted, ev.SlotMoved, ev.PrefixScored)
+    lost = isinstance(event, ev.SlotMoved) and event.new is not SlotState.PREEMPTED
+    return (len(kinds) if lost or type(event) not in kinds else kinds.index(type(event))), event.seq

@@ -64,6 +64,16 @@ class DevicePool:
         self._shared = [0, 0]
         """How many places have so many holders, from two on; the last entry is not 0."""
 
+    def grow(self, blocks: int) -> None:
+        """Add so many empty places, which are given out first."""
+        fresh = range(self.capacity_blocks, self.capacity_blocks + blocks)
+        self.capacity_blocks += blocks
+        self._numbers += fresh
+        self.hash_of += [EMPTY_HASH] * blocks
+        self._state += [0] * blocks
+        self._unhashed += fresh
+        self._free += blocks
+
     # --- questions ---
 
     @property

@@ -374,6 +374,13 @@ class LiveMemory:
         self.memory.pools.append(PoolMemory(unused=places, capacity_blocks=places))
         self.policies.append(PoolPolicy(self.memory.eviction, places, self.memory.parent_of))
 
+    def grow(self, index: int, places: int) -> None:
+        """A pool that the leader decides has so many further places."""
+        pool = self.memory.pools[index]
+        pool.unused += places
+        pool.capacity_blocks += places
+        self.policies[index].capacity += places
+
     def restored(self, index: int, places: list[int], hashes: list[int], at_ns: int) -> None:
         """A pool that was never used has these blocks, the least recently used first."""
         pool, end = self.memory.pools[index], max(places) + 1

@@ -30,7 +30,7 @@ from kvbm_console.core.config import REQUEST_ID_BYTES_MAX, BreakpointSpec, requi
 from kvbm_console.core.errors import Refused
 from kvbm_console.core.events import StimulusRejected
 from kvbm_console.core.holds import points_of
-from kvbm_console.core.ids import Authority, FinishReason, Site, SlotState, WaitPoint, request_globs
+from kvbm_console.core.ids import Authority, BreakpointAction, FinishReason, Site, SlotState, WaitPoint, request_globs
 from kvbm_console.core.leader import Outcome
 from kvbm_console.core.state import CacheState
 from kvbm_console.dispatch import Dispatcher, Mover
@@ -130,7 +130,8 @@ class FeedSink:
         known = leader.state.breakpoints
         if self._source not in leader.watched or not (known or self._lookups or self._copies):
             return
-        armed = [one.spec for one in known.values() if one.enabled]
+        stops = (BreakpointAction.HOLD, BreakpointAction.FREEZE)  # what logs or records lets the engine go on
+        armed = [one.spec for one in known.values() if one.enabled and one.spec.action in stops]
         lookups = _globs(spec for spec in armed if WaitPoint.LOOKUP in points_of(spec))
         copies = _globs(spec for spec in armed if spec.site is Site.DISPATCH_WILL)
         if lookups != self._lookups:

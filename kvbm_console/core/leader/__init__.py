@@ -95,6 +95,8 @@ _OF_THE_GATE: Final = (
 )
 """Events that a breakpoint before the call may lead to; a refusal after them is no bug."""
 
+_MATCH: Final = st.ENTRY_TAGS[st.MatchRequested]
+_LOOKUP: Final = st.ENTRY_TAGS[st.LookupObserved]
 _QUICK_MASK: Final = 15
 """Stimuli between two checks of the pools' counts, less one: a check costs a microsecond, a stimulus a few."""
 _QUICK_POOLS: Final = 8
@@ -172,13 +174,20 @@ class Leader(Decider):
             return
         announced = self._announced(slot.slot)
         self.memory.announced.pop(slot.slot, None)
-        if not announced and not isinstance(stimulus, st.MatchRequested):
+        asks = isinstance(stimulus, st.MatchRequested)
+        if slot.source in self.watched:
+            # It asks before a lookup and tells everything else afterwards, so a lookup alone has a ``call.will``.
+            if asks and self.gate is not None:
+                self.memory.announced[slot.slot] = self.entry  # its report belongs to the same call
+            announced |= not isinstance(stimulus, st.LookupObserved)
+        if not announced and not asks:
             strike(self, Site.CALL_WILL, slot, slot.state, slot.state)
         strike(self, Site.CALL_DID, slot, slot.state, slot.state)
 
     def _announced(self, slot: int) -> bool:
-        """True if this call has passed its ``call.will`` in the caller's task."""
-        return self.memory.announced.get(slot) == self.entry
+        """True if this call has passed its ``call.will`` before: in the caller's task, or when the engine asked."""
+        call = _MATCH if self.entry == _LOOKUP else self.entry
+        return self.memory.announced.get(slot) == call
 
     def _verify(self, *, full: bool = True) -> None:
         self._handled += 1

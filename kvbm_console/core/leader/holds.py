@@ -46,7 +46,7 @@ from kvbm_console.core.ids import (
 from kvbm_console.core.instructions import PauseEngine, ResumeEngine, SetDeadline
 from kvbm_console.core.leader.decider import Decider
 from kvbm_console.core.slots import CandidateFacts, SlotFacts
-from kvbm_console.core.stimuli import ENTRY_TAGS, CallAnnounced, CopyBegun, MatchRequested
+from kvbm_console.core.stimuli import ENTRY_TAGS, CallAnnounced, CopyBegun, LookupObserved, MatchRequested
 from kvbm_console.core.tiers import PoolFacts
 
 MAX_HOLD_NS: Final = 30 * SECOND_NS
@@ -207,7 +207,7 @@ def _hold(
         decider.emit(ev.HoldDenied, slot.slot, moment.site, "a finished slot cannot wait")
         capture(decider, slot, moment, numbers)
         return
-    full = "" if slot.hold is not None else _cannot_wait(decider, slot, point) or _over_budget(decider, slot)
+    full = "" if slot.hold is not None else _cannot_wait(decider, slot, moment, point) or _over_budget(decider, slot)
     if numbers:
         action = BreakpointAction.LOG if full else BreakpointAction.HOLD
         decider.emit(ev.BreakpointHit, numbers, slot.slot, moment.site, action, said)
@@ -217,9 +217,11 @@ def _hold(
         _begin_hold(decider, slot, moment, point, holders, asked_by)
 
 
-def _cannot_wait(decider: Decider, slot: SlotFacts, point: WaitPoint) -> str:
+def _cannot_wait(decider: Decider, slot: SlotFacts, moment: Moment, point: WaitPoint) -> str:
     """Why a slot cannot stand still at this point; empty when it can. A watched engine asks before lookups, and a tap
     before a load from a lower tier."""
+    if moment.site is Site.CALL_WILL and decider.entry == ENTRY_TAGS[LookupObserved]:
+        return "its engine had looked it up already"
     asked = point is WaitPoint.DISPATCH and decider.entry == ENTRY_TAGS[CopyBegun]
     watched = slot.source in decider.watched and not asked and point not in (WaitPoint.LOOKUP, WaitPoint.CALL)
     return f"its engine is only watched and cannot stand still at {point.label}" if watched else ""

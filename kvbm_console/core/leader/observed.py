@@ -89,6 +89,7 @@ def match_requested(decider: Decider, s: st.MatchRequested) -> MatchAnswer:
 def lookup_observed(decider: Decider, s: st.LookupObserved) -> None:
     """The connector's answer to a lookup."""
     slot = _waiting(decider, s.request)
+    _has_gone_on(decider, slot)
     size = decider.block_tokens_of(s.source)
     local, found = s.computed_tokens // size, (s.tokens or 0) // size
     matched = [0, 0, 0]
@@ -105,6 +106,14 @@ def lookup_observed(decider: Decider, s: st.LookupObserved) -> None:
         move(decider, slot, _S.ONBOARD_STAGED, detail=s.tokens)
     elif not s.tokens and slot.state is _S.ONBOARD_STAGED:
         move(decider, slot, _S.INITIALIZED)
+
+
+def _has_gone_on(decider: Decider, slot: SlotFacts) -> None:
+    """End a hold for which the engine has not waited: the daemon's answer took longer than a tap gives it."""
+    if slot.hold is not None:
+        hold = decider.state.holds[slot.hold]
+        if hold.parked and hold.point is WaitPoint.LOOKUP:
+            cancel_hold(decider, slot, "looked up before its engine heard of the hold")
 
 
 def _missed(decider: Decider, slot: SlotFacts, at: int, size: int) -> tuple[int | None, MissReason]:
@@ -140,6 +149,7 @@ def blocks_allocated(decider: Decider, s: st.BlocksAllocated) -> None:
     slot = decider.live(s.request)
     if slot.state in ENDED:
         raise Refused(f"request {s.request!r} is {slot.state.label} already")
+    _has_gone_on(decider, slot)
     pool = decider.device_pool(slot.source)
     ids = unpack_ids(s.block_ids)
     known = slot.device_blocks

@@ -58,6 +58,18 @@ def test_a_wide_name_stands_in_its_column(width: int) -> None:
     assert "?" not in text.replace("? help", "")
 
 
+@pytest.mark.parametrize(("width", "whole"), [(80, False), (110, True), (200, True)])
+def test_a_long_name_takes_the_cells_that_others_can_spare(width: int, whole: bool) -> None:
+    name = "chatcmpl-91db3718-0a"
+    desk = desk_of(named(name))
+    desk.current = SLOTS
+    rows = [line.text for line in desk.draw(width, 24)]
+    assert any(name in row for row in rows) is whole
+    assert any("WAITS FOR" in row for row in rows)
+    heading = next(row for row in rows if "WAITS FOR" in row)
+    assert width - heading.index("WAITS FOR") >= 20, "the reason of a wait is not cut for a name"
+
+
 def test_a_terminal_with_a_poor_font_gets_no_glyph_that_it_lacks() -> None:
     desk = desk_of(named(NAME), ascii_only=True)
     canvas = Canvas(Theme("none"), ascii_only=True)

@@ -5,10 +5,13 @@ Law of this file: a row shows the reason for its place, and the selected row nev
 
 from typing import Final
 
+import msgspec
+
 from kvbm_console.core.expression import SLOT as SLOT_FIELDS
 from kvbm_console.core.expression import Field
 from kvbm_console.core.expression.schema import Kind
 from kvbm_console.core.ids import SlotState, Tier
+from kvbm_console.core.state import CacheState
 
 from ..desk import SLOT, SLOTS, Desk, View
 from ..draw import table, words
@@ -103,6 +106,9 @@ WAITS: Final[Column[SlotRow]] = Column(
 LIFETIME: Final[Column[SlotRow]] = Column(
     field=Field("lifetime", Kind.DURATION, lambda slot, state, now: now - slot.opened_ns, "How long it has existed."))
 
+WAITS_LEAST: Final = 23
+"""Cells that WAITS FOR keeps beside long names: ``op 12 silent on rank 1``."""
+_LOWER: Final = (Tier.G2.name, Tier.G3.name)
 SHOWN: Final = (STATE, AGE, REQUEST, PROMPT, TOKENS, G1, G2, G3, OPS, WAITS)
 EXPORTED: Final = (NUMBER, REQUEST, STATE, AGE, HELD, TOKENS, PROMPT, G1, G2, G3, OPS, PREEMPTIONS, WAITS)
 SCHEMA: Final = with_fields(SLOT_FIELDS, *fields_of((AGE, LIFETIME)))
@@ -126,6 +132,8 @@ class Slots(View):
         self.order = Order((*SHOWN, NUMBER))
         self.follow = False
         self.page = 1
+        self._names = 0
+        """Cells of the longest name that was shown."""
 
     # --- drawing -----------------------------------------------------------------------------------------------------
 
@@ -171,15 +179,16 @@ class Slots(View):
         state, mono = desk.mirror.facts, desk.mono()
         numbers = self._numbers(desk)
         lines = [self._summary(desk, width, desk.order.matched)]
-        places = table.layout(SHOWN, width)
-        lines.append(table.header(places))
-        if not numbers:
-            return [*lines, self._empty(desk)]
-        self.page = max(1, height - len(lines))
+        self.page = max(1, height - len(lines) - 1)
         selected = self._selected(desk)
         at = numbers.index(selected) if selected in numbers else None
         self.top = table.window(len(numbers), at, self.top, self.page)
-        for number in numbers[self.top : self.top + self.page]:
+        shown = numbers[self.top : self.top + self.page]
+        places = self._places(state, shown, width)
+        lines.append(table.header(places))
+        if not numbers:
+            return [*lines, self._empty(desk)]
+        for number in shown:
             slot = state.slots.get(number)
             if slot is None:
                 lines.append(_gone(desk, number, width))
@@ -187,6 +196,22 @@ class Slots(View):
             row = SlotRow(desk.mirror, slot, mono)
             lines.append(self._line(desk, row, places, width, chosen=number == selected))
         return lines
+
+    def _places(self, state: CacheState, numbers: list[int], width: int) -> list[table.Place[SlotRow]]:
+        """The columns. REQUEST takes what the tiers that are not there and WAITS FOR can spare, up to the longest name
+        seen here; it never shrinks again, so that the columns stand still."""
+        names = max((len(plain(state.slots[each].request)) for each in numbers if each in state.slots), default=0)
+        self._names = max(self._names, names)
+        tiers = {pool.info.tier for pool in state.pools}
+        columns = [column for column in SHOWN if column.name not in _LOWER or Tier[column.name] in tiers]
+        places = table.layout(columns, width)
+        spare = next((size for column, _, size in places if column is WAITS), 0) - WAITS_LEAST
+        size = next(size for column, _, size in places if column is REQUEST)
+        wanted = min(self._names, size + spare)
+        if wanted <= size:
+            return places
+        grown = msgspec.structs.replace(REQUEST, width=wanted)
+        return table.layout([grown if column is REQUEST else column for column in columns], width)
 
     def _line(
         self, desk: Desk, row: SlotRow, places: list[table.Place[SlotRow]], width: int, *, chosen: bool

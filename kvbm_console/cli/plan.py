@@ -123,15 +123,18 @@ def _machine(trace: str, limit: int | None, seed: int | None, said: dict[str, An
 
 
 def _lines(plan: "MachinePlan") -> list[str]:
+    from kvbm_console.planning.plan import CLIFF
+
     half = f"of {number(plan.judged)} of them, with tiers that the earlier ones warmed"
-    today = plan.today
+    today, cliff = plan.today, ", on a cliff,"
     device, host, disk = today.blocks
     rows = [
         ("workload", f"{plan.trace}{f' ({plan.note})' if plan.note else ''}"),
         ("requests", f"{number(plan.requests)}; the figures are {half}"),
-        ("today", f"{_share(today.hit_rate)} of the prompt blocks found, ttft mean {today.ttft_ms:,.1f} ms, "
-                  f"p{plan.percent} {today.ttft_limit_ms:,.1f} ms, with {number(device)} device, {number(host)} host "
-                  f"and {number(disk)} disk blocks of {number(plan.block_bytes)} bytes"),
+        ("today", f"{_share(today.hit_rate)}{cliff if today.cliff else ''} of the prompt blocks found, "
+                  f"ttft mean {today.ttft_ms:,.1f} ms, p{plan.percent} {today.ttft_limit_ms:,.1f} ms, with "
+                  f"{number(device)} device, {number(host)} host and {number(disk)} disk blocks of "
+                  f"{number(plan.block_bytes)} bytes"),
         ("memory", f"an LRU cache without end has {100 * plan.most:.1f} %; from {number(plan.enough_blocks)} blocks "
                    f"({_size(plan.enough_blocks * plan.block_bytes)}) in all tiers on, more memory pays nothing"),
     ]
@@ -145,23 +148,31 @@ def _lines(plan: "MachinePlan") -> list[str]:
         for cells, row in zip(shown, [*plan.changes, *([plan.together] if plan.together else [])], strict=True):
             cells.append("" if row.happened is None else f"{100 * row.happened:.1f} %")
     lines += ["", *table(headings, shown, right=(1, 2, 3, 4, 5, 6))]
+    if any(row.cliff for row in (today, *plan.changes, *plan.answers)):
+        lines += ["", f"cliff: the working set just fits, so a quarter more or less of it changes the hit rate by "
+                      f"{100 * CLIFF:.0f} points or more"]
     if plan.answer:
         lines += ["", plan.answer]
         for row in plan.answers:
-            lines.append(f"  {row.flags or 'as it is'}: {_share(row.hit_rate)}, ttft p{plan.percent} "
+            lines.append(f"  {row.flags or 'as it is'}: {_rate(row)}, ttft p{plan.percent} "
                          f"{row.ttft_limit_ms:,.1f} ms, {_memory(row)} of memory")
     if plan.checked is not None:
-        lines += ["", f"promised and happened differ by at most {100 * plan.checked:.1f} points"]
+        within = f"{plan.promises - plan.broken} of {plan.promises} promises are within their error"
+        lines += ["", f"promised and happened differ by at most {100 * plan.checked:.1f} points; {within}"]
     return lines
 
 
 def _row(row: "ChangeRow") -> list[str]:
     doubt = "" if row.sure or row.points.value < 0 else " (unsure)"
     return [
-        row.flags + doubt, f"{100 * row.hit_rate.value:.1f} %",
+        row.flags + doubt, _rate(row),
         f"{100 * row.points.value:+.1f} ± {100 * row.points.error:.1f}", f"{row.ttft_limit_ms:,.1f}",
         f"{row.ttft_gain_ms.value:+,.1f} ± {row.ttft_gain_ms.error:,.1f}", _memory(row),
     ]
+
+
+def _rate(row: "ChangeRow") -> str:
+    return _share(row.hit_rate) + (", cliff" if row.cliff else "")
 
 
 def _share(figure: "Figure") -> str:

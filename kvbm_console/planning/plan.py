@@ -5,10 +5,13 @@ half of the requests, when the tiers are warm, because that is what comes next. 
 for the second: ``check`` plans from the first half alone and states what then happened.
 
 The later half is cut into ``STRETCHES``. The spread of a figure among them gives its error, which is two standard
-errors. A change is compared stretch by stretch, so what both runs have in common does not count as error.
+errors. A session has many turns, so neighbouring stretches are alike and their spread alone tells too little. It is
+also taken among stretches that are two and four times as long, and the largest counts. A change is compared stretch by
+stretch, so what both runs have in common does not count as error.
 
 A hit rate on a cliff of the LRU curve depends on whether the working set just fits, which can change by ``DRIFT`` from
-one half to the next. The error of a hit rate is at least what the curve gains or loses by that.
+one half to the next. The error of a hit rate is at least what the curve gains or loses by that, and from ``CLIFF`` on
+the plan says so.
 
 Beside the runs stands the exact LRU curve: one pool as large as all tiers together, one request after the other, no
 time. Where it ends, more memory pays nothing, because all other blocks are asked for the first time.
@@ -36,6 +39,12 @@ SCHEMA: Final = "kvbm-console.plan/1"
 STRETCHES: Final = 16
 DRIFT: Final = 1.25
 """The working set of what comes next is as large as that of the past within this factor."""
+CLIFF: Final = 0.05
+"""A hit rate that can change so much with the working set is on a cliff; a plan for other days is off by points."""
+NEAR: Final = 0.01
+"""A hit rate this near to that of memory without end is on no cliff."""
+GROUPS_MIN: Final = 4
+"""A spread of fewer stretches is itself a matter of chance."""
 REQUESTS_MIN: Final = 4 * STRETCHES
 """With fewer requests a stretch of a quarter of them has none."""
 FLAT: Final = 0.001
@@ -93,6 +102,13 @@ class ChangeRow(msgspec.Struct, frozen=True):
     """Bytes of all tiers more than without the change."""
     happened: float | None = None
     """With ``check``: the hit rate of the half that was held back."""
+    cliff: bool = False
+    """True if the LRU curve is so steep at this capacity that the hit rate depends on whether the working set fits."""
+
+    @property
+    def kept(self) -> bool | None:
+        """True if what happened is within the error of the hit rate; None without ``check``."""
+        return None if self.happened is None else abs(self.hit_rate.value - self.happened) <= self.hit_rate.error
 
     @property
     def sure(self) -> bool:
@@ -152,6 +168,10 @@ class MachinePlan(msgspec.Struct, frozen=True):
     """The answer to the goal as a sentence, empty without a goal."""
     checked: float | None
     """With ``check``: the largest difference between a promised hit rate and what happened, as a share."""
+    promises: int = 0
+    """With ``check``: hit rates that were promised."""
+    broken: int = 0
+    """Of these, what happened was not within the error."""
 
 
 # --- runs ---
@@ -202,6 +222,15 @@ class RunJudge:
                 parts[at][1] += answered.blocks
         return [(hits, blocks) for hits, blocks in parts]
 
+    def _drift(self, rate: float, blocks: tuple[int, int, int]) -> float:
+        """The change of the LRU curve around the capacity of all tiers, or the one at which it has this hit rate."""
+        curve, total = self.curve, sum(blocks)
+        if curve is None:
+            return 0.0
+        if total > blocks[0] and rate < curve.most - NEAR:  # a block in two tiers fills two places
+            total = min(total, curve.least(rate) or total)
+        return curve.drift(total)
+
     def _times(self, run: Sequence[Answered]) -> list[tuple[int, int]]:
         """Sum of times to the first token, and their number, of each stretch."""
         parts = [[0, 0] for _ in range(STRETCHES)]
@@ -221,18 +250,20 @@ class RunJudge:
         options = change.options
         blocks = options.total_kv_blocks, options.kv_cpu_blocks, options.kv_disk_blocks
         before = sum(getattr(self.options, field) for field in TIERS.values())
-        if self.curve is not None:
-            rate = Figure(rate.value, max(rate.error, self.curve.drift(sum(blocks))))
+        drift = self._drift(rate.value, blocks)
+        rate = Figure(rate.value, max(rate.error, drift))
         return ChangeRow(
             change.flags, rate, gain(parts, self._today), ttft.value / 1e6, _least(judged, self.goal.percent) / 1e6,
             _milliseconds(gain(self._ttft, times)),
             blocks, (sum(blocks) - before) * options.block_bytes,
             None if not later else sum(row.hits for row in later) / max(1, sum(row.blocks for row in later)),
+            drift >= CLIFF,
         )
 
 
 def ratio(parts: Sequence[tuple[float, float]]) -> Figure:
-    """The sum of the first over the sum of the second, with two standard errors by the spread of the parts.
+    """The sum of the first over the sum of the second, with two standard errors by the spread of the parts, or of pairs
+    or fours of them if that is larger.
 
     >>> ratio([(1, 2), (1, 2)]), ratio([(1, 2), (0, 2)])
     (Figure(value=0.5, error=0.0), Figure(value=0.25, error=0.5))
@@ -240,9 +271,16 @@ def ratio(parts: Sequence[tuple[float, float]]) -> Figure:
     whole = sum(part[1] for part in parts)
     if not whole:
         return Figure(0.0, 0.0)
-    value = sum(part[0] for part in parts) / whole
-    spread = sum((mine - value * size) ** 2 for mine, size in parts) * len(parts) / max(1, len(parts) - 1)
-    return Figure(value, 2 * sqrt(spread) / whole)
+    value, largest = sum(part[0] for part in parts) / whole, 0.0
+    while True:
+        spread = sum((mine - value * size) ** 2 for mine, size in parts) * len(parts) / max(1, len(parts) - 1)
+        largest = max(largest, 2 * sqrt(spread) / whole)
+        if len(parts) < 2 * GROUPS_MIN:
+            return Figure(value, largest)
+        parts = [
+            (sum(mine for mine, _ in parts[at : at + 2]), sum(size for _, size in parts[at : at + 2]))
+            for at in range(0, len(parts), 2)
+        ]
 
 
 def gain(parts: Sequence[tuple[float, float]], base: Sequence[tuple[float, float]]) -> Figure:
@@ -339,10 +377,12 @@ def plan(
     together = _together(base, changes[1:], rows[1:], judge)
     answers, answer = _answer(base, goal, judge, [today, *found, *([together] if together else [])], curve)
     tried = [row for row in (today, *found, together, *answers) if row is not None and row.happened is not None]
+    broken = sum(row.kept is False for row in tried)
     return MachinePlan(
         SCHEMA, options.trace, open_note(options), judge.requests, len(judge.judged), goal.percent, base.block_bytes,
         today, found, together, curve.most, curve.enough, curve.points(), answers, answer,
         max((abs(row.hit_rate.value - (row.happened or 0.0)) for row in tried), default=None) if check else None,
+        len(tried), broken,
     )
 
 

@@ -21,6 +21,7 @@ from kvbm_console.planning.plan import (
     FLAT,
     Answered,
     Change,
+    ChangeRow,
     Curves,
     Goal,
     MachinePlan,
@@ -80,10 +81,17 @@ def test_a_figure_is_the_ratio_of_the_sums(parts: list[tuple[int, int]]) -> None
 # --- promises ---
 
 
-def promised(options: SimulateOptions) -> tuple[float, float, float]:
-    """The promise of the first half, its error, and the outcome of the second."""
+def promise(options: SimulateOptions) -> ChangeRow:
+    """The promise of the first half, and what happened in the second."""
     run = run_one(options)
-    row = RunJudge(options, run, Goal(), check=True).row(Change("", options, memory=False), run)
+    judge = RunJudge(options, run, Goal(), check=True)
+    judge.curve = lru_curves(options, judge.requests // 2)
+    return judge.row(Change("", options, memory=False), run)
+
+
+def promised(options: SimulateOptions) -> tuple[float, float, float]:
+    """The promise, its error, and the outcome."""
+    row = promise(options)
     assert row.happened is not None
     return row.hit_rate.value, row.hit_rate.error, row.happened
 
@@ -95,15 +103,52 @@ def test_what_the_first_half_of_a_real_trace_promises_happens_in_the_second(
     blocks: int, mooncake_trace: Path
 ) -> None:
     options = SimulateOptions(trace=f"mooncake:{mooncake_trace}", total_kv_blocks=blocks, block_size=512)
-    value, _, happened = promised(options)
-    assert abs(value - happened) < 0.01
+    value, error, happened = promised(options)
+    assert abs(value - happened) < min(error, 0.01)
 
 
 def test_what_the_first_half_of_chats_promises_happens_in_the_second() -> None:
     options = SimulateOptions(trace="multiturn:requests=2400,sessions=60", total_kv_blocks=6_000)
     value, error, happened = promised(options)
     assert abs(value - happened) < 0.01
-    assert error < 0.02
+    assert error < 0.03
+
+
+LOADS = (
+    ("multiturn:requests=600,sessions=40,think=1,turns=10", (600, 1_160, 2_400)),
+    ("multiturn:requests=600,sessions=40,think=4", (400, 726, 1_500)),
+    ("multiturn:requests=600,sessions=20,think=4,turns=20", (1_000, 4_000)),
+    ("multiturn:requests=800,sessions=30,think=2,turns=6,prompts=3", (500, 2_500)),
+)
+"""Chats with few and many turns, in pools that are too small, that are on the cliff of the curve, and large."""
+
+
+@pytest.mark.parametrize(("seeds", "outside"), [
+    pytest.param(1, 0, id="few"), pytest.param(4, 2, id="many", marks=pytest.mark.slow),
+])
+def test_what_happens_is_within_the_error_that_is_stated(seeds: int, outside: int) -> None:
+    """19 of 20 promises are kept within their error, and a wide error is that of a cliff, which the row names."""
+    broken = []
+    for trace, sizes in LOADS:
+        for seed in range(seeds):
+            for blocks in sizes:
+                row = promise(SimulateOptions(trace=f"{trace},seed={seed}", total_kv_blocks=blocks, block_size=64))
+                if not row.kept:
+                    broken.append((trace, seed, blocks, row))
+                assert row.cliff or row.hit_rate.error < 0.08
+                assert not row.cliff or blocks < sizes[-1]
+                assert row.cliff or blocks not in (726, 1_160)
+    assert len(broken) <= outside, broken
+
+
+def test_a_host_tier_that_copies_blocks_of_the_device_is_on_the_cliff_of_what_both_hold() -> None:
+    """1,436 places would be far beyond the cliff at 908 blocks, if each block had one place."""
+    options = SimulateOptions(
+        trace="multiturn:requests=600,sessions=40,think=4", total_kv_blocks=726, kv_cpu_blocks=710, block_size=64
+    )
+    row = promise(options)
+    assert row.cliff
+    assert row.kept
 
 
 def test_a_promise_on_a_cliff_says_how_steep_it_is() -> None:

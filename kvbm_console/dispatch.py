@@ -6,7 +6,6 @@ which they were given. An instruction may cause a submit, for example when a mov
 handled on the spot, and its instructions queue up behind those that are waiting.
 """
 
-from array import array
 from collections import deque
 from collections.abc import Callable, Sequence, Set
 from enum import Enum
@@ -402,7 +401,7 @@ def plain(value: Any) -> Any:
         return {key: plain(item) for key, item in value.items()}
     if isinstance(value, (set, frozenset)):
         return sorted(plain(item) for item in value)
-    if isinstance(value, (list, tuple, array, bytearray)):
+    if isinstance(value, (list, tuple, memoryview)):
         return [plain(item) for item in value]
     return value
 

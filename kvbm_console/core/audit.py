@@ -3,17 +3,16 @@
 Law of this file: the audit reads facts only and shares no code with the functions that change them.
 """
 
-from array import array
 from collections import Counter
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Final
 
 import msgspec
 
 from kvbm_console.core import events as ev
-from kvbm_console.core.columns import unpack_hashes
-from kvbm_console.core.ids import EMPTY_HASH, Authority, CandidateStatus, SlotState
+from kvbm_console.core.columns import Column, unpack_hashes, used
+from kvbm_console.core.ids import Authority, CandidateStatus, SlotState
 from kvbm_console.core.slots import TERMINAL
 from kvbm_console.core.state import CacheState
 from kvbm_console.core.tiers import FREE, READY, WRITING, PoolFacts
@@ -151,15 +150,20 @@ def _audit_pool(pool: PoolFacts, references: Counter[int]) -> list[Violation]:
     if walked != pool.counts or (capacity is not None and sum(walked) != capacity):
         found.append(Violation("I1", f"{name}: walked {walked}, counted {pool.counts}, capacity {capacity}"))
     counted = list(map(pool.refs.__getitem__, references))
-    if counted != list(references.values()) or len(pool) - pool.refs.count(0) != len(references):
-        expected = array("i", bytes(4 * len(pool)))
-        for place, refs in references.items():
-            expected[place] = refs
-        place = next(at for at, (mine, theirs) in enumerate(zip(expected, pool.refs, strict=True)) if mine != theirs)
-        found.append(Violation("I2", f"{name} place {place}: {pool.refs[place]} counted, {expected[place]} found"))
-    if bytes(map(bool, pool.hash_of)) != pool.content.translate(_HAS_CONTENT):
+    if counted != list(references.values()) or _filled(pool.refs) != len(references):
+        place = next(at for at in chain(references, range(len(pool))) if pool.refs[at] != references[at])
+        found.append(Violation("I2", f"{name} place {place}: {pool.refs[place]} counted, {references[place]} found"))
+    if any(
+        bytes(map(bool, pool.hash_of[at].tolist())) != pool.content[at].tobytes().translate(_HAS_CONTENT)
+        for at in used(pool.hash_of, pool.content)
+    ):
         found.append(Violation("I4", f"{name}: hash and content of a place disagree"))
     return found + _audit_index(pool, name)
+
+
+def _filled(column: Column) -> int:
+    """Places whose value is not zero."""
+    return sum(at.stop - at.start - column[at].tolist().count(0) for at in used(column))
 
 
 def _walk(pool: PoolFacts, references: Counter[int]) -> list[int]:
@@ -171,9 +175,13 @@ def _walk(pool: PoolFacts, references: Counter[int]) -> list[int]:
     )
     kept = bytes(map(content.__getitem__, away))
     held_free, held_ready = held.count(FREE), held.count(READY)
-    writing = content.count(WRITING) - kept.count(WRITING)
-    cached = content.count(READY) - kept.count(READY) - held_ready
-    empty = content.count(FREE) - kept.count(FREE) - held_free
+    free, writing, ready = len(content), -kept.count(WRITING), -kept.count(READY)
+    for at in used(content):
+        part = content[at].tobytes()
+        free -= len(part) - part.count(FREE)
+        writing += part.count(WRITING)
+        ready += part.count(READY)
+    empty, cached = free - kept.count(FREE) - held_free, ready - held_ready
     return [empty, cached, held_free + held_ready, writing, len(away)]
 
 
@@ -187,7 +195,7 @@ def _audit_index(pool: PoolFacts, name: str) -> list[Violation]:
         extra += places
         if key not in pool.by_hash or not places or any(pool.hash_of[place] != key for place in places):
             found.append(Violation("I4", f"{name}: the copies of hash {key:016x} differ from the places"))
-    full = len(pool.hash_of) - pool.hash_of.count(EMPTY_HASH)
+    full = _filled(pool.hash_of)
     if extra and pool.info.authority is Authority.LEADER:
         found.append(Violation("I17", f"{name} has {len(pool.copies)} hashes in several places"))
     indexed = {*pool.by_hash.values(), *extra}

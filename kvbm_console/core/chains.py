@@ -14,12 +14,12 @@ tokens of such a block, so equal tokens under another context can be found.
 Law of this file: a place that is empty has no parent, and only hashes of the pool have marks.
 """
 
-from array import array
 from collections.abc import Sequence
 from typing import Final
 
 import msgspec
 
+from kvbm_console.core.columns import copied, zeros
 from kvbm_console.core.errors import FoldError
 from kvbm_console.core.ids import EMPTY_HASH
 
@@ -41,7 +41,7 @@ class Chains:
     __slots__ = ("again", "lived", "marks", "parent_of", "stored_blocks")
 
     def __init__(self) -> None:
-        self.parent_of = array("Q")
+        self.parent_of = zeros("Q", 0)
         """The hash in front of the block of each place; 0 at the beginning of a prompt, and if unknown."""
         self.marks: dict[int, BlockMark] = {}
         self.stored_blocks = 0
@@ -53,11 +53,18 @@ class Chains:
 
     def grow(self, places: int) -> None:
         """Room for this number of places."""
-        self.parent_of.frombytes(bytes(8 * (places - len(self.parent_of))))
+        self.parent_of = copied(self.parent_of, places)
+
+    def copy(self) -> "Chains":
+        """A copy that shares nothing with this one."""
+        other = Chains()
+        other.parent_of, other.marks = copied(self.parent_of), dict(self.marks)
+        other.stored_blocks, other.lived, other.again = self.stored_blocks, list(self.lived), dict(self.again)
+        return other
 
     def clear(self) -> None:
         """Forget the blocks and keep the counts of earlier lives."""
-        self.parent_of = array("Q", bytes(8 * len(self.parent_of)))
+        self.parent_of = zeros("Q", len(self.parent_of))
         self.marks.clear()
 
     def mark(self, stored: Sequence[int], at: Sequence[int], contents: Sequence[int], contexts: Sequence[str]) -> None:

@@ -1,13 +1,17 @@
-"""Columns: sequences of block ids and of sequence hashes as little-endian bytes.
+"""Columns: sequences of block ids and of sequence hashes as little-endian bytes, and the facts of a pool's places.
 
 Law of this file: one form everywhere. An id column is int32 and a hash column uint64, both little-endian, in memory, on
 the wire and on disk. So encoding is a memcpy and comparing is a memcmp.
+
+A column of facts begins as zeros. A large one is mapped, so that it takes memory only where something else than zero
+was written. ``used`` lets a walk pass over the rest.
 """
 
+import mmap
 import sys
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Annotated, Final, TypeVar
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Annotated, Final, Literal, TypeAlias, TypeVar
 
 ID_BYTES: Final = 4
 HASH_BYTES: Final = 8
@@ -17,7 +21,15 @@ Hashes = Annotated[bytes, "hashes"]
 """A column of sequence hashes."""
 Indices = Annotated[bytes, "indices"]
 """A column of positions within the event, as int32."""
+Column: TypeAlias = memoryview
+"""A fact of each place of a pool. A slice of it is no copy."""
+MAPPED_FROM_BYTES: Final = 2**20
+"""A column of so many bytes is mapped. A smaller one costs little, and a mapping takes pages and a system call."""
+PART_PLACES: Final = 2**14
+"""Places that ``used`` looks at together; 128 KiB of the widest column."""
 _SWAP: Final = sys.byteorder == "big"
+_WIDTH: Final = {"B": 1, "I": 4, "q": 8, "Q": 8}
+_ZEROS: Final = bytes(8 * PART_PLACES)
 
 
 def _pack(code: str, numbers: Iterable[int]) -> bytes:
@@ -91,3 +103,41 @@ def gather(column: Sequence[int], ids: Sequence[int]) -> list[int]:
     [7, 5]
     """
     return [column[place] for place in ids]
+
+
+def zeros(code: Literal["B", "I", "q", "Q"], places: int) -> Column:
+    """A column of so many zeros, of uint8, uint32, int64 or uint64.
+
+    >>> zeros("q", 3).tolist()
+    [0, 0, 0]
+    """
+    size = _WIDTH[code] * places
+    if size < max(1, MAPPED_FROM_BYTES):
+        return memoryview(bytearray(size)).cast(code)
+    # Private, because a process that is forked must not write into the facts of its parent.
+    return memoryview(mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)).cast(code)
+
+
+def copied(column: Column, places: int | None = None) -> Column:
+    """A copy of the column, with zeros behind it up to ``places``."""
+    copy = zeros(column.format, len(column) if places is None else places)  # type: ignore[arg-type]
+    for at in used(column):
+        copy[at] = column[at]
+    return copy
+
+
+def used(*columns: Column) -> Iterator[slice]:
+    """The stretches of places that hold all values other than zero of these columns, in their order.
+
+    >>> column = zeros("q", 3 * PART_PLACES)
+    >>> column[PART_PLACES] = 7
+    >>> list(used(column)) == [slice(PART_PLACES, 2 * PART_PLACES)]
+    True
+    """
+    places = len(columns[0])
+    for first in range(0, places, PART_PLACES):
+        at = slice(first, min(first + PART_PLACES, places))
+        for column in columns:
+            if not _ZEROS.startswith(column[at].tobytes()):
+                yield at
+                break

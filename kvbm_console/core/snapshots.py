@@ -4,14 +4,14 @@ Law of this file: two states with equal facts have equal bytes. ``decode_facts(e
 in everything, also in the order of copies of a hash, so a leader goes on from it as it would have.
 """
 
-from array import array
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, Literal, TypeVar
 
 import msgspec
 import xxhash
 
 from kvbm_console.core.chains import LIVES, BlockMark, Chains
+from kvbm_console.core.columns import MAPPED_FROM_BYTES, Column, copied, used
 from kvbm_console.core.errors import FoldError
 from kvbm_console.core.holds import BreakpointFacts, FreezeFacts, HoldFacts
 from kvbm_console.core.ids import EMPTY_HASH, Authority, Measure, Tier, WaitPoint
@@ -72,10 +72,11 @@ _ENCODER: Final = msgspec.msgpack.Encoder(order="deterministic")
 _DECODER: Final = msgspec.msgpack.Decoder(_Facts)
 
 
-def _column(typecode: Literal["I", "Q", "q"], data: memoryview) -> "array[int]":
-    column: array[int] = array(typecode)
-    column.frombytes(data)
-    return column
+def _column(code: Literal["B", "I", "q", "Q"], data: memoryview) -> Column:
+    try:
+        return copied(data.cast(code))
+    except TypeError as error:  # no whole number of places
+        raise FoldError(f"not a column of facts: {error}") from None
 
 
 def _pack_pool(pool: PoolFacts) -> _Pool:
@@ -83,7 +84,7 @@ def _pack_pool(pool: PoolFacts) -> _Pool:
     return _Pool(
         (info.pool, info.source, info.dp_rank, info.group, info.tier, info.medium, info.capacity_blocks,
          info.block_tokens, info.authority),
-        memoryview(pool.hash_of), memoryview(pool.content), memoryview(pool.refs), memoryview(pool.stored_at),
+        pool.hash_of, pool.content, pool.refs, pool.stored_at,
         [(key, pool.places_of(key)) for key in sorted(pool.copies)], sorted(pool.quarantined.items()),
         _pack_chains(pool), pool.silent,
     )
@@ -92,7 +93,7 @@ def _pack_pool(pool: PoolFacts) -> _Pool:
 def _pack_chains(pool: PoolFacts) -> _Chains | None:
     chains = pool.chains
     return None if chains is None else _Chains(
-        memoryview(chains.parent_of), sorted(chains.marks.items()), chains.lived, sorted(chains.again.items()),
+        chains.parent_of, sorted(chains.marks.items()), chains.lived, sorted(chains.again.items()),
         chains.stored_blocks,
     )
 
@@ -103,12 +104,13 @@ def _unpack_pool(packed: _Pool) -> PoolFacts:
         PoolInfo(index, source, dp_rank, group, Tier(tier), medium, capacity, block_tokens, Authority(authority))
     )
     pool.hash_of = _column("Q", packed.hash_of)
-    pool.content = bytearray(packed.content)
+    pool.content = _column("B", packed.content)
     pool.refs = _column("I", packed.refs)
     pool.stored_at = _column("q", packed.stored_at)
     if not len(pool.hash_of) == len(pool.content) == len(pool.refs) == len(pool.stored_at):
         raise FoldError(f"pool {index} of the snapshot has columns of different lengths")
-    pool.by_hash = dict(zip(pool.hash_of, range(len(pool.hash_of)), strict=True))
+    for at in used(pool.hash_of):
+        pool.by_hash.update(zip(pool.hash_of[at].tolist(), range(at.start, at.stop), strict=True))
     pool.by_hash.pop(EMPTY_HASH, None)
     for key, places in packed.copies:
         pool.by_hash[key] = places[0]
@@ -132,21 +134,53 @@ def _unpack_chains(pool: PoolFacts, chains: Chains, packed: _Chains | None) -> N
     chains.stored_blocks = packed.stored_blocks
 
 
+def _pack(state: CacheState) -> _Facts:
+    return _Facts(
+        FACTS_VERSION, tuple(int(getattr(state, name)) for name in _NUMBERS),
+        [_pack_pool(pool) for pool in state.pools], list(state.slots.values()), list(state.candidates.values()),
+        list(state.operations.values()), sorted(state.batches.items()), sorted(state.late.items()),
+        list(state.holds.values()),
+        list(state.breakpoints.values()), state.leases,
+        sorted(state.lost_sources.items()), state.totals, state.frozen,
+        [(source, known.at_ns, list(known.values.items()), known.first_ns, list(known.first.items()))
+         for source, known in sorted(state.measured.items())],
+        sorted(state.connectors.items()),
+    )
+
+
 def encode_facts(state: CacheState) -> bytes:
     """The facts as canonical msgpack; columns are copied, nothing is shared with the state."""
-    return _ENCODER.encode(
-        _Facts(
-            FACTS_VERSION, tuple(int(getattr(state, name)) for name in _NUMBERS),
-            [_pack_pool(pool) for pool in state.pools], list(state.slots.values()), list(state.candidates.values()),
-            list(state.operations.values()), sorted(state.batches.items()), sorted(state.late.items()),
-            list(state.holds.values()),
-            list(state.breakpoints.values()), state.leases,
-            sorted(state.lost_sources.items()), state.totals, state.frozen,
-            [(source, known.at_ns, list(known.values.items()), known.first_ns, list(known.first.items()))
-             for source, known in sorted(state.measured.items())],
-            sorted(state.connectors.items()),
-        )
-    )
+    return b"".join(_pieces(_pack(state)))
+
+
+def _pieces(part: Any) -> Iterator[bytes | Column]:
+    """The canonical msgpack of this part of the facts. Mapped columns are the state's own, so a digest copies none."""
+    if isinstance(part, memoryview):
+        yield _head(part.nbytes, (0xC4, 1), (0xC5, 2), (0xC6, 4))
+        yield part
+        return
+    if not _mapped(part):
+        yield _ENCODER.encode(part)
+        return
+    items = part if isinstance(part, list) else [getattr(part, name) for name in part.__struct_fields__]
+    yield bytes([0x90 + len(items)]) if len(items) < 16 else _head(len(items), (0xDC, 2), (0xDD, 4))
+    for item in items:
+        yield from _pieces(item)
+
+
+def _mapped(part: Any) -> bool:
+    """True if this part of the facts has a column that may be mapped."""
+    if isinstance(part, _Facts):
+        return _mapped(part.pools)
+    if isinstance(part, list):
+        return bool(part) and isinstance(part[0], _Pool) and any(map(_mapped, part))
+    return isinstance(part, _Chains) or (isinstance(part, _Pool) and part.hash_of.nbytes >= MAPPED_FROM_BYTES)
+
+
+def _head(size: int, *forms: tuple[int, int]) -> bytes:
+    """The head of a msgpack value of this size, in the first form (code, bytes of the size) that can hold it."""
+    code, width = next(form for form in forms if size < 256 ** form[1])
+    return bytes([code]) + size.to_bytes(width, "big")
 
 
 def decode_facts(data: bytes) -> CacheState:
@@ -237,4 +271,7 @@ def packed_elsewhere() -> bytes:
 
 def digest(state: CacheState) -> int:
     """xxh3_64 of the canonical encoding: equal facts, equal digest, on any host."""
-    return xxhash.xxh3_64_intdigest(encode_facts(state))
+    whole = xxhash.xxh3_64()
+    for piece in _pieces(_pack(state)):
+        whole.update(piece)
+    return whole.intdigest()

@@ -25,11 +25,10 @@ An event stream describes a pool by hashes alone, so places are chosen for its b
 The choice follows from the content, so a state from a snapshot chooses the same.
 
 Law of this file: the five conditions of a place add up to the capacity, and a count is never clamped. Columns, not an
-object per block: arrays make digest and snapshot a memcpy.
+object per block: they make digest and snapshot a memcpy, and a place that was never used costs nothing.
 """
 
 import heapq
-from array import array
 from collections.abc import Iterable, Sequence
 from itertools import compress, repeat
 from typing import Final
@@ -37,7 +36,7 @@ from typing import Final
 import msgspec
 
 from kvbm_console.core.chains import Chains
-from kvbm_console.core.columns import gather, prefix_of
+from kvbm_console.core.columns import copied, gather, prefix_of, used, zeros
 from kvbm_console.core.errors import FoldError
 from kvbm_console.core.ids import EMPTY_HASH, Authority, Condition, Measure, Tier
 
@@ -111,10 +110,10 @@ class PoolFacts:
     def __init__(self, info: PoolInfo) -> None:
         self.info = info
         places = info.capacity_blocks or 0
-        self.hash_of = array("Q", bytes(8 * places))
-        self.content = bytearray(places)
-        self.refs = array("I", bytes(4 * places))  # never below zero, and written faster than "i"
-        self.stored_at = array("q", bytes(8 * places))
+        self.hash_of = zeros("Q", places)
+        self.content = zeros("B", places)
+        self.refs = zeros("I", places)
+        self.stored_at = zeros("q", places)
         self.by_hash: dict[int, int] = {}
         self.copies: dict[int, list[int]] = {}
         self.quarantined: dict[int, list[int]] = {}
@@ -149,13 +148,14 @@ class PoolFacts:
 
     def walk(self) -> list[int]:
         """Places by condition, counted from the columns (the audit's answer to ``counts``)."""
-        content = self.content
-        held = bytes(compress(content, self.refs))  # the content of the places that have a holder
         counts = [0] * len(Condition)
-        counts[Condition.WRITING] = content.count(WRITING)
-        counts[Condition.REFERENCED] = len(held) - held.count(WRITING)
-        counts[Condition.CACHED] = content.count(READY) - held.count(READY)
-        counts[Condition.EMPTY] = len(content) - sum(counts)
+        for at in used(self.content, self.refs):
+            content = self.content[at].tobytes()
+            held = bytes(compress(content, self.refs[at].tolist()))  # the content of the places that have a holder
+            counts[Condition.WRITING] += content.count(WRITING)
+            counts[Condition.REFERENCED] += len(held) - held.count(WRITING)
+            counts[Condition.CACHED] += content.count(READY) - held.count(READY)
+        counts[Condition.EMPTY] = len(self) - sum(counts)
         for block in self.quarantined:  # few: these are counted where they would be without it
             counts[self._condition(block)] -= 1
             counts[Condition.QUARANTINED] += 1
@@ -211,14 +211,12 @@ class PoolFacts:
         if top >= len(self.content):
             if top >= self.places_max:
                 raise FoldError(f"pool {self.info.pool} has {len(self.content)} places, not {top}")
-            grow = min(GROWN_MAX, max(top + 1, 2 * len(self.content))) - len(self.content)
-            self.hash_of.frombytes(bytes(8 * grow))
-            self.content.extend(bytes(grow))
-            self.refs.frombytes(bytes(4 * grow))
-            self.stored_at.frombytes(bytes(8 * grow))
+            places = min(GROWN_MAX, max(top + 1, 2 * len(self.content)))
+            self.counts[Condition.EMPTY] += places - len(self.content)
+            self.hash_of, self.content = copied(self.hash_of, places), copied(self.content, places)
+            self.refs, self.stored_at = copied(self.refs, places), copied(self.stored_at, places)
             if self.chains is not None:
-                self.chains.grow(len(self.content))
-            self.counts[Condition.EMPTY] += grow
+                self.chains.grow(places)
 
     def recount(self, block: int, before: Condition) -> None:
         """The condition of a place was ``before``: the counts follow."""
@@ -235,6 +233,7 @@ class PoolFacts:
         for block in ids:
             if not 0 <= block < known:
                 self.require_known(ids)
+                refs, content = self.refs, self.content
                 known = len(content)
             before = refs[block]
             refs[block] = before + 1
@@ -364,10 +363,8 @@ class PoolFacts:
     def clear(self) -> None:
         """Forget all content and holders (reset); quarantined places stay quarantined."""
         places = len(self.content)
-        self.hash_of = array("Q", bytes(8 * places))
-        self.content = bytearray(places)
-        self.refs = array("I", bytes(4 * places))
-        self.stored_at = array("q", bytes(8 * places))
+        self.hash_of, self.content = zeros("Q", places), zeros("B", places)
+        self.refs, self.stored_at = zeros("I", places), zeros("q", places)
         self.by_hash.clear()
         self.copies.clear()
         if self.chains is not None:
@@ -402,8 +399,10 @@ def take_free(pool: PoolFacts, count: int) -> list[int]:
     The caller fills them. O(count * log places), except for the first time after a snapshot or a clear.
     """
     if pool.spare is None:
-        pool.spare_from = len(pool.content.rstrip(b"\0"))
-        pool.spare = [place for place in range(pool.spare_from) if not pool.content[place]]
+        pool.spare_from = 0
+        for at in used(pool.content):
+            pool.spare_from = at.start + len(pool.content[at].tobytes().rstrip(b"\0"))
+        pool.spare = [place for place, full in enumerate(pool.content[: pool.spare_from]) if not full]
     spare = pool.spare
     if len(spare) <= SORT_WITHIN * count:
         spare.sort()  # still a heap

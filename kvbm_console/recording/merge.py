@@ -18,9 +18,7 @@ of all sources are gone.
 Law of this file: an event of a source is in the result, or counted in a gap, or in front of the result's beginning.
 """
 
-import copy
 import heapq
-from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import count
 from operator import attrgetter, itemgetter
@@ -30,6 +28,7 @@ from typing import Any, Final
 import msgspec
 
 from kvbm_console.core import events as ev
+from kvbm_console.core.columns import copied, used
 from kvbm_console.core.config import BreakpointSpec
 from kvbm_console.core.errors import CorruptRecording, RecordingError, UsageError
 from kvbm_console.core.events import Event, UnknownKind
@@ -259,17 +258,17 @@ def side_by_side(parts: Sequence[MergedSource], shared: SharedNumbers) -> CacheS
 def _pool(part: MergedSource, own: PoolFacts) -> PoolFacts:
     info = msgspec.structs.replace(own.info, pool=part.pools[own.info.pool], source=part.source(own.info.source))
     pool = PoolFacts(info)
-    pool.hash_of, pool.content, pool.refs = own.hash_of[:], own.content[:], own.refs[:]
-    shift = part.shift_ns
-    pool.stored_at = array("q", (
-        at if content == FREE or at == UNKNOWN_NS else at + shift
-        for at, content in zip(own.stored_at, own.content, strict=True)
-    ))
+    pool.hash_of, pool.content, pool.refs = copied(own.hash_of), copied(own.content), copied(own.refs)
+    pool.stored_at = copied(own.stored_at)
+    for at in used(own.content):
+        for place in range(at.start, at.stop):
+            if own.content[place] != FREE and own.stored_at[place] != UNKNOWN_NS:
+                pool.stored_at[place] += part.shift_ns
     pool.by_hash = dict(own.by_hash)
     pool.copies = {key: list(places) for key, places in own.copies.items()}
     pool.quarantined = {place: [*map(part.number, runs)] for place, runs in own.quarantined.items()}
     pool.counts = list(own.counts)
-    pool.chains = copy.deepcopy(own.chains)
+    pool.chains = None if own.chains is None else own.chains.copy()
     pool.silent = own.silent
     return pool
 

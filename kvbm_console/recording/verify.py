@@ -20,7 +20,7 @@ from kvbm_console.core.errors import CorruptRecording, KvbmConsoleError
 from kvbm_console.core.events import Event, InvariantViolated, UnknownKind
 from kvbm_console.core.leader import Leader
 from kvbm_console.core.leader.memory import LiveMemory
-from kvbm_console.core.snapshots import digest, encode_facts
+from kvbm_console.core.snapshots import digest
 from kvbm_console.core.state import CacheState
 from kvbm_console.core.stimuli import Stimulus
 from kvbm_console.recording import format as fmt
@@ -175,7 +175,7 @@ class _Verification:
             self.doubtful = False
             self.state = decode_state(keyframe, self.path)
             self._audit(self.state)
-        elif encode_facts(self.state) != encode_facts(decode_state(keyframe, self.path)):  # fields may be new since
+        elif digest(self.state) != digest(decode_state(keyframe, self.path)):  # encoded again: fields may be new since
             raise _Difference(f"event {frame.first_seq - 1}: the folded facts differ from the keyframe behind it")
         if not keyframe.complete:
             return

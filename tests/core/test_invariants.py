@@ -276,7 +276,7 @@ def test_i16_what_a_copy_reads_is_ready(script: Script) -> None:
 def test_i17_a_tier_has_a_hash_once_and_a_copy_a_place_once(script: Script) -> None:
     facts = facts_of(script)
     (lower,) = [pool for pool in facts.pools if pool.info.authority is Authority.LEADER]
-    lower.store([lower.content.index(FREE)], [next(iter(lower.by_hash))], READY, 0)
+    lower.store([lower.content.tolist().index(FREE)], [next(iter(lower.by_hash))], READY, 0)
     assert rules(facts) == {"I17"}
     facts = facts_of(script)
     operation = facts.operations[script.operation_of("a")]

@@ -69,8 +69,8 @@ COLUMNS = st.tuples(st.sampled_from([FREE, WRITING, READY]), st.integers(0, 3), 
 @given(st.lists(COLUMNS, max_size=12))
 def test_places_are_counted_as_one_by_one(places: list[tuple[int, int, bool]]) -> None:
     pool = PoolFacts(PoolInfo(0, 0, 0, 0, Tier.G2, "", len(places), 16, Authority.LEADER))
-    pool.content = bytearray(content for content, _, _ in places)
-    pool.refs = array("I", [refs for _, refs, _ in places])
+    pool.content = memoryview(bytes(content for content, _, _ in places))
+    pool.refs = memoryview(array("I", [refs for _, refs, _ in places]))
     pool.quarantined = {block: [] for block, (_, _, away) in enumerate(places) if away}
     found = Counter(pool.condition(block) for block in range(len(places)))
     assert pool.walk() == [found[condition] for condition in Condition]

@@ -2,6 +2,8 @@
 
 import random
 import struct
+import subprocess
+import sys
 import time
 import tracemalloc
 import zlib
@@ -10,20 +12,29 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import xxhash
 import zstandard
 from mcap.writer import CompressionType, Writer
 
 from kvbm_console.analysis.walk import evidence_of, walk
+from kvbm_console.core import columns, snapshots
+from kvbm_console.core.config import LeaderConfig
 from kvbm_console.core.errors import CorruptRecording, RecordingError
 from kvbm_console.core.events import PoolKnown
 from kvbm_console.core.ids import Authority, Tier
+from kvbm_console.core.leader import Leader
+from kvbm_console.core.snapshots import decode_facts, digest, encode_facts
+from kvbm_console.core.stimuli import PoolDeclared
 from kvbm_console.recording import format as fmt
 from kvbm_console.recording.files import SegmentWriter
+from kvbm_console.recording.output import Tape
 from kvbm_console.recording.reader import Recording
 from kvbm_console.recording.seal import seal_segment
+from kvbm_console.recording.verify import verify
 from kvbm_console.wire.batches import pack_events
 from tests.recording.helpers import Log, frame_ends, write_active
 
+CASES = Path(__file__).resolve().parents[2] / "recordings" / "cases"
 SECONDS_MAX = 0.5
 """The bar is 100 ms on a machine of its own; a shared one gets room, a reader that believes a bomb needs far more."""
 BYTES_MAX = 64 * 1024 * 1024
@@ -151,6 +162,64 @@ def test_f22_an_event_may_not_ask_for_a_pool_of_any_size(tmp_path: Path) -> None
     assert "a pool of 2147483647 blocks is above" in refused(path)
     with pytest.raises(CorruptRecording, match="a pool of 2147483647 blocks"):
         walk(evidence_of(Recording.open(path)), [])
+
+
+@pytest.mark.fault
+def test_f22_pools_that_are_declared_and_not_used_cost_nothing(tmp_path: Path) -> None:
+    small, large = (declared(tmp_path / f"{places}.mcap", places) for places in (16, fmt.POOL_BLOCKS_MAX))
+    assert large.stat().st_size < 8_192
+    assert peak_of_verify(large) - peak_of_verify(small) < BYTES_MAX // 4
+
+
+def declared(path: Path, places: int) -> Path:
+    """A recording in which a leader hears of a device and a host tier of so many places."""
+    leader = Leader(LeaderConfig(g2_blocks=places))
+    tape = Tape(leader)
+    for stimulus in (
+        PoolDeclared(0, 0, 0, None, 0, 0, Tier.G2, "CPU", places, 16, Authority.LEADER),
+        PoolDeclared(1, 1, 1, None, 0, 0, Tier.G1, "GPU", places, 16, Authority.ENGINE),
+    ):
+        tape.take(stimulus, leader.handle(stimulus))
+    assert [len(pool) for pool in leader.state.pools] == [places, places]
+    return tape.save(path, "stranger")
+
+
+def peak_of_verify(path: Path) -> int:
+    """The most memory in bytes that a process of its own has resident which verifies this recording."""
+    code = """if True:
+        import sys
+        from pathlib import Path
+        from kvbm_console.recording.verify import verify
+        report = verify(Path(sys.argv[1]))
+        assert report.ok and report.stimuli == 2 and report.audits
+        print(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")))
+    """
+    done = subprocess.run([sys.executable, "-c", code, str(path)], check=True, capture_output=True, text=True)
+    return 1024 * int(done.stdout)
+
+
+@pytest.mark.parametrize("name", [*sorted(path.stem for path in CASES.glob("*.mcap")), "declared"])
+def test_facts_in_mapped_columns_are_those_in_ordinary_ones(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = declared(tmp_path / "a.mcap", 20_000) if name == "declared" else CASES / f"{name}.mcap"
+    recording = Recording.open(path)
+    for module in (columns, snapshots):
+        monkeypatch.setattr(module, "MAPPED_FROM_BYTES", 2**40)
+    ordinary, report = recording.state_at(recording.last_seq), verify(path)
+    data, found = encode_facts(ordinary), digest(ordinary)
+    for module in (columns, snapshots):
+        monkeypatch.setattr(module, "MAPPED_FROM_BYTES", 0)
+    monkeypatch.setattr(columns, "PART_PLACES", 4)
+    mapped = recording.state_at(recording.last_seq)
+    again = decode_facts(data)
+    assert data == encode_facts(mapped) == encode_facts(again)
+    assert found == digest(mapped) == digest(again) == xxhash.xxh3_64_intdigest(data)
+    for mine, theirs, its in zip(ordinary.pools, mapped.pools, again.pools, strict=True):
+        assert mine.counts == theirs.counts == its.counts == its.walk()
+        assert list(mine.by_hash.items()) == list(theirs.by_hash.items())
+        assert mine.by_hash == its.by_hash
+    assert verify(path) == report
 
 
 @pytest.mark.fault

@@ -1,5 +1,6 @@
 """Pools: counts follow every change, what is refused, how a pool grows, and columns of ids and hashes."""
 
+import os
 from array import array
 from collections import Counter
 
@@ -7,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvbm_console.core import columns
 from kvbm_console.core.columns import pack_hashes, pack_ids, unpack_hashes, unpack_ids
 from kvbm_console.core.errors import FoldError, InternalError
 from kvbm_console.core.ids import Authority, Condition, Tier
@@ -14,6 +16,7 @@ from kvbm_console.core.tiers import FREE, READY, WRITING, PoolFacts, PoolInfo, q
 from kvbm_console.simulator.device_pool import DevicePool
 
 PLACES = 12
+PART = 4
 PLACE = st.integers(0, PLACES - 1)
 SOME = st.lists(PLACE, min_size=2, max_size=8)
 STEP = st.one_of(
@@ -44,10 +47,6 @@ def carry_out(pool: PoolFacts, step: tuple[object, ...], number: int) -> str:
     return ""
 
 
-def columns(pool: PoolFacts) -> tuple[object, ...]:
-    return (pool.hash_of, pool.content, pool.refs, pool.stored_at, pool.by_hash, pool.copies, pool.counts)
-
-
 @settings(max_examples=400)
 @given(st.lists(STEP, max_size=25))
 def test_counts_and_index_follow_every_change(steps: list[tuple[object, ...]]) -> None:
@@ -74,6 +73,31 @@ def test_places_are_counted_as_one_by_one(places: list[tuple[int, int, bool]]) -
     pool.quarantined = {block: [] for block, (_, _, away) in enumerate(places) if away}
     found = Counter(pool.condition(block) for block in range(len(places)))
     assert pool.walk() == [found[condition] for condition in Condition]
+
+
+@given(st.lists(st.integers(0, 2), max_size=4 * PART), st.integers(0, 3))
+def test_stretches_that_are_passed_over_are_zeros(values: list[int], more: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(columns, "PART_PLACES", PART)
+        column = columns.zeros("Q", len(values))
+        for place, value in enumerate(values):
+            column[place] = value
+        seen = [place for at in columns.used(column) for place in range(at.start, at.stop)]
+        assert seen == [place for place in range(len(values)) if any(values[place // PART * PART :][:PART])]
+        copy = columns.copied(column, len(values) + more)
+        assert copy.tolist() == values + [0] * more
+        copy[:] = columns.zeros("Q", len(copy))
+        assert column.tolist() == values
+
+
+def test_a_forked_process_does_not_write_into_the_facts_of_its_parent() -> None:
+    column = columns.zeros("Q", columns.MAPPED_FROM_BYTES // 8)
+    child = os.fork()
+    if not child:
+        column[0] = 7
+        os._exit(column[0])
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    assert column[0] == 0
 
 
 def test_the_audit_recounts_long_prompts_in_the_device_pool() -> None:

@@ -250,10 +250,12 @@ class _Search:
             outcome = self._outcome(self._run(change.options, change.flags))
             if spared(outcome):
                 found.append((change, self._remedy(change, outcome, self._latest(change, spared))))
+        sooner: dict[str, Any] = {"kv_offload_threshold": 0.0}
+        enough = with_fields(self.options, **sooner).flags in [change.flags for change, _ in found]
         for field in TIERS.values():
             more = self._least(field, spared)
-            if more is None and field != "total_kv_blocks" and self.options.kv_offload_threshold:
-                more = self._least(field, spared, kv_offload_threshold=0.0)  # a block must be copied to be kept below
+            if more is None and field != "total_kv_blocks" and self.options.kv_offload_threshold and not enough:
+                more = self._least(field, spared, **sooner)  # a block must be copied to be kept below
             if more is not None:
                 found.append(more)
         return sorted(found, key=lambda pair: (pair[1].memory_bytes, pair[1].flags))

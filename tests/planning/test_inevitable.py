@@ -194,12 +194,13 @@ def test_a_machine_that_grows_in_front_of_all_requests_is_one_that_was_built_so(
     assert differing, "and it is not that of the machine as it was"
 
 
-@pytest.mark.parametrize("seed", [0, 2])
+@pytest.mark.parametrize("seed", [0, 2, 4])
 def test_what_is_told_of_a_trouble_is_so_when_it_is_replayed(seed: int, tmp_path: Path) -> None:
     assert check(seed, tmp_path, wide=False)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [1, *range(3, 20)])
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("seed", [1, 3, *range(5, 20)])
 def test_what_is_told_of_many_troubles_is_so(seed: int, tmp_path: Path) -> None:
     check(seed, tmp_path, wide=True)

@@ -48,7 +48,7 @@ DEVICE_BLOCKS: Final = 16_384
 """Blocks of a tier whose capacity nobody told."""
 ANCESTORS_MAX: Final = 2**16
 """Blocks of a prompt of a stream, a million tokens; a longer chain is a circle of damaged parents."""
-_OPTION: Final = re.compile(r"(.+),(engine|run)=([^,]+)")
+OPTION: Final = re.compile(r"(.+),(engine|run)=([^,]+)")
 
 
 class RecordedLoad(msgspec.Struct, frozen=True):
@@ -184,7 +184,7 @@ def _opened(text: str) -> tuple[Recording, Path, int | None]:
         raise UsageError("--trace recording: must name a file, as in recording:run/")
     chosen: dict[str, str] = {}
     rest = text
-    while (found := _OPTION.fullmatch(rest)) is not None:
+    while (found := OPTION.fullmatch(rest)) is not None:
         rest = found[1]
         chosen[found[2]] = found[3]
     engine = chosen.get("engine")

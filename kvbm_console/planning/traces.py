@@ -21,7 +21,7 @@ from kvbm_console.core.config import SECOND_NS
 from kvbm_console.core.errors import UsageError
 from kvbm_console.planning.dynamo import DynamoRequestTrace
 from kvbm_console.planning.lmcache import LMCACHE_NOTE, LMCacheTrace
-from kvbm_console.planning.recorded import RecordedWorkload
+from kvbm_console.planning.recorded import OPTION, RecordedWorkload
 from kvbm_console.simulator.embedded import parse_workload
 from kvbm_console.simulator.hashing import generated_hashes
 from kvbm_console.simulator.traces import LINE_BYTES_MAX, TOKENS_MAX, TraceFile
@@ -42,7 +42,10 @@ def named_trace(text: str) -> str:
 
     Raises ``UsageError`` for a file whose format is unknown or ambiguous.
     """
-    path = Path(text)
+    bare = text
+    while not Path(bare).exists() and (found := OPTION.fullmatch(bare)) is not None:
+        bare = found[1]
+    path = Path(bare)
     named = text.partition(":")[0] in (*_MARKS, "dynamo", "lmcache", "recording", "multiturn")
     if named or not (path.exists() or "/" in text or path.suffix):
         return text

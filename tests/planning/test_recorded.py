@@ -32,6 +32,7 @@ from kvbm_console.planning.meter import Meter
 from kvbm_console.planning.options import SimulateOptions
 from kvbm_console.planning.recorded import RecordedLoad, RecordedWorkload, read_run
 from kvbm_console.planning.run import build_rig, simulate
+from kvbm_console.planning.traces import named_trace
 from kvbm_console.recording.reader import Recording
 from kvbm_console.simulator.config import EngineConfig
 from kvbm_console.simulator.embedded import build
@@ -291,3 +292,16 @@ def test_larger_blocks_join_the_recorded_ones() -> None:
         blocks = small.hashes + small.output_hashes
         assert large.hashes + large.output_hashes == blocks[3::4]
         assert len(large.hashes) == small.prompt_tokens // 64
+
+
+def test_a_bare_recording_takes_its_engine_and_its_run(tmp_path: Path) -> None:
+    path = ROOT / "recordings" / "thrash.mcap"
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "one.mcap").write_bytes(path.read_bytes())
+    identity = Recording.open(path).incarnation
+    for bare in (path, tmp_path / "run"):
+        assert named_trace(f"{bare},engine=1,run={identity}") == f"recording:{bare},engine=1,run={identity}"
+        refused = CliRunner().invoke(cli, ["simulate", "--trace", f"{bare},engine=77"], prog_name="kvbm-console")
+        assert refused.exit_code == 2
+        assert "77" in refused.stderr
+        assert "cannot be read" not in refused.stderr

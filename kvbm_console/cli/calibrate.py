@@ -16,8 +16,9 @@ from kvbm_console.core.errors import UsageError
 from kvbm_console.simulator.link_settings import LinkSetting
 
 if TYPE_CHECKING:
-    from kvbm_console.planning.calibrate import Calibration, Compared
+    from kvbm_console.planning.calibrate import Again, Calibration, Compared
     from kvbm_console.planning.fitting import Errors
+    from kvbm_console.planning.measured import Measured
 
 TABLE_TOKENS: Final = 8_192
 TABLE_REQUESTS: Final = 256
@@ -53,8 +54,9 @@ def calibrate(
 
     It prints the flags, and how far the step model is off with them. The requests are served again by the simulated
     engine: errors of first tokens and of time per token are those of that run. That engine has the device of the
-    recording if nothing was found below it, else room for all requests. Copies are not simulated. A recording with
-    gaps or with requests of several sequences is not served again.
+    recording if nothing was found below it. Else a recording of the simulated engine is served by its machine, with
+    tiers and copies, and one of a real engine with room for all requests and without copies. A recording with gaps or
+    with requests of several sequences is not served again.
     """
     from kvbm_console.planning.calibrate import calibrate as fit
     from kvbm_console.planning.calibrate import residuals
@@ -72,7 +74,7 @@ def calibrate(
         g1_blocks=1, max_batch_tokens=max_num_batched_tokens or measured.tokens_most or TABLE_TOKENS,
         max_running=max_num_seqs or measured.running_most or TABLE_REQUESTS,
     )
-    found = fit(str(path), measured, limits)
+    found = fit(str(path), measured, limits, None if max_num_batched_tokens or max_num_seqs else _again(path, measured))
     copies = copies_in(Recording.open(path)) if measured.kind == "recording" else []
     found = msgspec.structs.replace(found, links=fit_links(copies))
     if plot is not None:
@@ -92,6 +94,17 @@ def calibrate(
     print_result(form, found, lambda: _lines(found))
 
 
+def _again(path: Path, measured: "Measured") -> "Again | None":
+    """Serves the requests by the machine of a recording that has lower tiers; None if there is none."""
+    from kvbm_console.planning.recorded import read_run
+    from kvbm_console.planning.run import by_machine
+
+    if measured.kind != "recording" or not measured.requests or measured.device is not None:
+        return None
+    load = read_run(str(path))
+    return by_machine(load, measured.requests) if load.exact else None
+
+
 def _lines(calibration: "Calibration") -> list[str]:
     from kvbm_console.planning.calibrate import NAMES
 
@@ -108,8 +121,11 @@ def _lines(calibration: "Calibration") -> list[str]:
     if calibration.requests:
         blocks = calibration.device_blocks
         device = "room for all" if blocks is None else f"{number(blocks)} device blocks"
-        rows.append(("served again with", f"at most {number(calibration.max_num_batched_tokens)} tokens and "
-                                          f"{number(calibration.max_num_seqs)} requests in a step, {device}"))
+        machine = f"at most {number(calibration.max_num_batched_tokens)} tokens and " \
+                  f"{number(calibration.max_num_seqs)} requests in a step, {device}"
+        if calibration.tiers:
+            machine = "the machine of the recording, with its lower tiers and copies"
+        rows.append(("served again with", machine))
     tried = ("all", calibration.fitted), ("second half, by times of the first", calibration.second_half)
     for name, key in (("step times", "times"), ("ttft", "ttft"), ("tpot", "tpot")):
         rows += [

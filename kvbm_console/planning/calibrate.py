@@ -12,7 +12,7 @@ Law of this file: every prediction is compared with a measurement. Errors of ste
 come with the times. Errors of the second half come from times that were fitted to the first half alone.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import msgspec
@@ -22,7 +22,7 @@ from kvbm_console.core.errors import UsageError
 from kvbm_console.planning.copies import LinkFit
 from kvbm_console.planning.fitting import Errors, Matrix, errors_of, least, nonnegative, standard_errors
 from kvbm_console.planning.ledger import MachineLedger
-from kvbm_console.planning.measured import Device, Equation, Measured, Served
+from kvbm_console.planning.measured import SERVED_MAX, Device, Equation, Measured, Served
 from kvbm_console.planning.meter import RequestRecord
 from kvbm_console.simulator.config import EngineConfig
 from kvbm_console.simulator.workloads import Capacities, GivenRequests, Request
@@ -44,8 +44,6 @@ ROUNDS: Final = 4
 """Rounds of fit, weights and outliers; the results settle in two or three."""
 BLOCK_TOKENS: Final = 1_024
 """Block size of the machine that serves the measured requests again. The blocks are counted and never shared."""
-SERVED_MAX: Final = 20_000
-"""Requests that are served again, from the first on: a minute of work at most."""
 
 class Compared(Errors, frozen=True):
     """Errors of single requests, and measured and predicted percentiles of all requests."""
@@ -98,6 +96,8 @@ class Calibration(msgspec.Struct, frozen=True):
     """The times as flags of the command line."""
     written: str | None
     """The configuration file that was written."""
+    tiers: bool = False
+    """True if the requests were served again by the recorded machine, with its lower tiers and copies."""
     links: list[LinkFit] = []
     """The links of a recording with copies, with queue and wire apart."""
 
@@ -117,14 +117,24 @@ class Fit(msgspec.Struct, frozen=True):
         )
 
 
-def calibrate(source: str, measured: Measured, limits: EngineConfig) -> Calibration:
+Again = Callable[[EngineConfig], list[tuple[Served, RequestRecord]]]
+"""Serves the measured requests again with these step times."""
+
+
+def calibrate(source: str, measured: Measured, limits: EngineConfig, again: Again | None = None) -> Calibration:
     """Fit the times and measure their errors. ``limits`` holds the most tokens and requests of a measured iteration.
+    ``again`` stands for ``serve``.
 
     Raises ``UsageError`` when the measurements do not determine a time.
     """
     equations = measured.equations
     fit = fit_times(source, equations)
     config = fit.config(limits)
+    machine = again is not None
+    if again is None:
+        def again(config: EngineConfig) -> list[tuple[Served, RequestRecord]]:
+            return serve(config, measured.requests, measured.device)
+
     middle = len(equations) // 2
     half_ns = equations[middle].at_ns
     try:
@@ -141,14 +151,14 @@ def calibrate(source: str, measured: Measured, limits: EngineConfig) -> Calibrat
         standard_errors_ns=fit.errors,
         prefill_tokens_max=max(row.prefill_tokens / steps for row, steps in zip(equations, each, strict=True)),
         decode_requests_max=max(row.decode_requests / steps for row, steps in zip(equations, each, strict=True)),
-        fitted=_tried(config, equations, measured, None),
+        fitted=_tried(config, equations, again, None),
         second_half=Prediction(None, None, None) if earlier is None else _tried(
-            earlier.config(limits), equations[middle:], measured, half_ns
+            earlier.config(limits), equations[middle:], again, half_ns
         ),
         flags=" ".join(f"--{name} {value}ns" for name, value in zip(
             NAMES, (config.step_base_ns, config.prefill_token_ns, config.decode_request_ns), strict=True
         )),
-        written=None,
+        written=None, tiers=machine,
     )
 
 
@@ -213,7 +223,7 @@ def _require_determined(source: str, rows: Matrix) -> None:
 
 
 def _tried(
-    config: EngineConfig, equations: Sequence[Equation], measured: Measured, since_ns: float | None
+    config: EngineConfig, equations: Sequence[Equation], again: Again, since_ns: float | None
 ) -> Prediction:
     """Errors of times, and of the requests that arrived from ``since_ns`` on (None: of all requests)."""
     times = [
@@ -224,7 +234,7 @@ def _tried(
     ]
     firsts: list[tuple[float, float]] = []
     tokens: list[tuple[float, float]] = []
-    for real, served in serve(config, measured.requests, measured.device):
+    for real, served in again(config):
         if since_ns is not None and real.arrived_ns < since_ns:
             continue
         assert served.first_token_ns is not None

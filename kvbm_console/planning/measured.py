@@ -34,6 +34,8 @@ UNITS_NS: Final = {"ns": 1.0, "us": 1e3, "ms": 1e6, "s": 1e9}
 STEP_COLUMNS: Final = ("prefill_tokens", "decode_requests", "duration_ns")
 REQUEST_COLUMNS: Final = ("arrived_ns", "first_token_ns", "finished_ns", "prompt_tokens", "output_tokens")
 CACHED_COLUMNS: Final = ("cached_tokens", "cached_g1_tokens", "cached_g2_tokens", "cached_g3_tokens")
+SERVED_MAX: Final = 20_000
+"""Requests that are served again, from the first on: a minute of work at most."""
 
 
 class Equation(NamedTuple):
@@ -128,7 +130,9 @@ def _rows(path: Path) -> list[Mapping[str, Any]]:
                 rows = decode(text) if text.lstrip().startswith("[") else [
                     decode(line) for line in text.splitlines() if line.strip()
                 ]
-    except (OSError, UnicodeDecodeError, csv.Error, msgspec.DecodeError) as error:
+    except UnicodeDecodeError:
+        raise UsageError(f"{path} is neither a recording nor a table: it holds no text") from None
+    except (OSError, csv.Error, msgspec.DecodeError) as error:
         raise UsageError(f"{path} cannot be read: {error}") from None
     if len(rows) > ROWS_MAX:
         raise UsageError(f"{path} must have at most {ROWS_MAX:,} rows")

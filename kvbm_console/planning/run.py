@@ -4,7 +4,7 @@ Law of this file: everything is checked before the first request arrives, and th
 Instances share nothing: each has its own engine, leader and links, and its share of the requests.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from functools import partial
 from itertools import islice
@@ -17,9 +17,10 @@ from kvbm_console.core.errors import UsageError
 from kvbm_console.core.ids import ResetMode
 from kvbm_console.core.stimuli import ResetRequested
 from kvbm_console.planning.ledger import MachineLedger
+from kvbm_console.planning.measured import SERVED_MAX, Served
 from kvbm_console.planning.meter import Meter, RequestRecord, StatsLine
 from kvbm_console.planning.options import SimulateOptions
-from kvbm_console.planning.recorded import RecordedWorkload
+from kvbm_console.planning.recorded import RecordedLoad, RecordedWorkload
 from kvbm_console.planning.report import InstanceMeasures, make_report, measure
 from kvbm_console.planning.tiered import TieredLedger
 from kvbm_console.planning.traces import note_of, parse_trace
@@ -190,6 +191,31 @@ def build_ledger(
 def engine_config(options: SimulateOptions) -> EngineConfig:
     """The numbers of the engine."""
     return EngineConfig(**options.engine_fields())
+
+
+def by_machine(
+    load: RecordedLoad, requests: Sequence[Served]
+) -> Callable[[EngineConfig], list[tuple[Served, RequestRecord]]]:
+    """A function that serves at most ``SERVED_MAX`` requests of a recording by its machine, with lower tiers, copies
+    and the step times that it gets."""
+    def again(config: EngineConfig) -> list[tuple[Served, RequestRecord]]:
+        options = SimulateOptions(trace=load.name, **{
+            **load.option_fields(), "step_base": config.step_base_ns, "step_prefill_token": config.prefill_token_ns,
+            "step_decode_request": config.decode_request_ns,
+        })
+        arrived: dict[int, list[RequestRecord]] = {}
+
+        def ended(record: RequestRecord) -> None:
+            arrived.setdefault(record.arrived_ns, []).append(record)
+
+        workload = RecordedWorkload(load.name.partition(":")[2], SERVED_MAX)
+        build_ledger(options, workload, windows=False, ended=ended).run_to_end()
+        return [
+            (real, record) for real in requests
+            if (found := arrived.get(round(real.arrived_ns))) and (record := found.pop()).first_token_ns is not None
+        ]
+
+    return again
 
 
 def share_of(options: SimulateOptions, index: int) -> Workload:

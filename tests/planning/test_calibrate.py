@@ -273,6 +273,33 @@ def test_the_held_out_half_of_a_noisy_engine_is_predicted(
         assert abs(later[f"predicted_{percent}_ms"] / later[f"measured_{percent}_ms"] - 1) <= within, (percent, later)
 
 
+@pytest.mark.parametrize(("seed", "requests"), [
+    (0, 160), (1, 160), *(pytest.param(seed, 480, marks=pytest.mark.slow) for seed in range(8)),
+])
+def test_the_held_out_half_of_a_noisy_engine_with_tiers_is_predicted(
+    seed: int, requests: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same bars, where requests wait for loads and for room: the recording is served by its machine."""
+    dice, exact, recorded = random.Random(seed), EngineConfig.step_ns, tmp_path / "run"
+    with monkeypatch.context() as noisy:
+        noisy.setattr(
+            EngineConfig, "step_ns",
+            lambda self, *counts: round(exact(self, *counts) * dice.uniform(1 - NOISE, 1 + NOISE)),
+        )
+        served = CliRunner().invoke(cli, [
+            "serve", "--workload", f"multiturn:requests={requests},sessions=16,seed={seed}", "--total-kv-blocks", "700",
+            "--kv-cpu-blocks", "1500", "--speed", "max", "--exit-when-done", "--record", str(recorded),
+            "--listen", f"unix:{tmp_path}/s",
+        ])
+    assert served.exit_code == 0, served.output
+    found = json.loads(run(recorded, "--format", "json").stdout)
+    assert (found["tiers"], found["device_blocks"]) == (True, None)
+    later = found["second_half"]["ttft"]
+    for percent, within in (("p50", 0.1), ("p99", 0.2)):
+        assert abs(later[f"predicted_{percent}_ms"] / later[f"measured_{percent}_ms"] - 1) <= within, (percent, later)
+    assert "with its lower tiers and copies" in run(recorded).stdout
+
+
 @pytest.mark.parametrize("memory", [
     ("--total-kv-blocks", "5000"), ("--total-kv-blocks", "260", "--kv-cpu-blocks", "0", "--kv-disk-blocks", "0"),
 ])
@@ -339,6 +366,13 @@ def test_few_measurements_of_a_half_say_nothing_of_the_other() -> None:
     equations = steps(1, 4e6, 8e3, 4e4, count=20)
     found = calibrate("x", Measured("steps", equations, []), LIMITS)
     assert found.second_half.times is None
+
+
+def test_a_file_that_is_no_text_is_one_sentence() -> None:
+    path = ROOT / "recordings" / "vllm" / "chats.tap.zst"
+    result = run(path)
+    assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (2, "", 1)
+    assert "is neither a recording nor a table: it holds no text" in result.stderr
 
 
 @pytest.mark.parametrize("flag", ["--max-num-batched-tokens", "--max-num-seqs"])

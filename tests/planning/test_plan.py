@@ -124,7 +124,7 @@ LOADS = (
 
 
 @pytest.mark.parametrize(("seeds", "outside"), [
-    pytest.param(1, 0, id="few"), pytest.param(4, 2, id="many", marks=pytest.mark.slow),
+    pytest.param(1, 0, id="few"), pytest.param(4, 2, id="many", marks=[pytest.mark.slow, pytest.mark.timeout(900)]),
 ])
 def test_what_happens_is_within_the_error_that_is_stated(seeds: int, outside: int) -> None:
     """19 of 20 promises are kept within their error, and a wide error is that of a cliff, which the row names."""

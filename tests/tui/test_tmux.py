@@ -100,7 +100,7 @@ def test_a_whole_session(tmp_path: Path, screen: Screen) -> None:
         screen.until("left 41")
         daemon.stop()
     screen.say(f"clear; {PROGRAM} replay run; echo left $((40 + 2))\n")
-    screen.until("REPLAY", "PAUSED", "FINDINGS")
+    screen.until("REPLAY", "END", "FINDINGS")
     screen.say("1c")
     screen.until("hit 1 of 1")
     screen.say("..")

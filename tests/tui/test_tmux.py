@@ -101,7 +101,7 @@ def test_a_whole_session(tmp_path: Path, screen: Screen) -> None:
         daemon.stop()
     screen.say(f"clear; {PROGRAM} replay run; echo left $((40 + 2))\n")
     screen.until("REPLAY", "END", "FINDINGS")
-    screen.say("1c")
+    screen.say("1C")
     screen.until("hit 1 of 1")
     screen.say("..")
     screen.until("‖1")

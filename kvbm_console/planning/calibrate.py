@@ -225,7 +225,8 @@ def _require_determined(source: str, rows: Matrix) -> None:
 def _tried(
     config: EngineConfig, equations: Sequence[Equation], again: Again, since_ns: float | None
 ) -> Prediction:
-    """Errors of times, and of the requests that arrived from ``since_ns`` on (None: of all requests)."""
+    """Errors of times, and of the requests that arrived from ``since_ns`` on (None: of all requests) and were not held.
+    """
     times = [
         abs(
             row.steps * config.step_base_ns + row.prefill_tokens * config.prefill_token_ns
@@ -235,7 +236,7 @@ def _tried(
     firsts: list[tuple[float, float]] = []
     tokens: list[tuple[float, float]] = []
     for real, served in again(config):
-        if since_ns is not None and real.arrived_ns < since_ns:
+        if real.held or (since_ns is not None and real.arrived_ns < since_ns):
             continue
         assert served.first_token_ns is not None
         assert served.finished_ns is not None

@@ -64,6 +64,8 @@ class Served(NamedTuple):
     """Hashes of the prompt's full blocks, if the source has them."""
     output_hashes: tuple[int, ...] = ()
     """Hashes of the later blocks that became full."""
+    held: bool = False
+    """True if a breakpoint held it, so that its times tell nothing about the engine."""
 
 
 class Device(NamedTuple):
@@ -235,7 +237,7 @@ class _Sampled:
 class _Life:
     """A slot while the recording is read."""
 
-    __slots__ = ("arrived_ns", "cached", "computed", "filled", "first_ns", "hashes", "prompt", "state")
+    __slots__ = ("arrived_ns", "cached", "computed", "filled", "first_ns", "hashes", "held", "prompt", "state")
 
     def __init__(self, arrived_ns: float, prompt: int, hashes: tuple[int, ...]) -> None:
         self.arrived_ns = arrived_ns
@@ -247,6 +249,7 @@ class _Life:
         self.computed = 0
         self.cached: int | None = None
         self.first_ns: float | None = None
+        self.held = False
 
     def clone(self) -> "_Life":
         """A copy for a sequence that goes on from here."""
@@ -284,6 +287,8 @@ class _Reading:
             self._lives[event.slot] = self._lives[event.parent].clone()
         elif isinstance(event, ev.SlotMoved) and event.slot in self._lives:
             self._moved(event, self._lives[event.slot], at_ns)
+        elif isinstance(event, ev.SlotHeld) and event.slot in self._lives:
+            self._lives[event.slot].held = True
         elif isinstance(event, ev.SlotClosed):
             self._lives.pop(event.slot, None)
         elif isinstance(event, ev.IterationAdvanced):
@@ -336,7 +341,7 @@ class _Reading:
                 first_ns = at_ns if life.first_ns is None else life.first_ns
                 self._requests.append((life.arrived_ns, event.slot, Served(
                     life.arrived_ns, first_ns, at_ns, max(1, life.prompt - life.cached), tokens, life.prompt,
-                    life.hashes, tuple(life.filled),
+                    life.hashes, tuple(life.filled), life.held,
                 )))
             life.cached = None
 

@@ -380,3 +380,16 @@ def test_limits_of_the_engine_act(tmp_path: Path, flag: str) -> None:
     rows = made(tmp_path)
     found = [json.loads(run(rows, flag, value, "--format", "json").stdout)["fitted"]["ttft"] for value in (2, 8_192)]
     assert found[0]["predicted_p50_ms"] > 2 * found[1]["predicted_p50_ms"]
+
+
+def test_a_request_that_a_breakpoint_held_is_served_again_and_not_compared() -> None:
+    measured = read_measured(ROOT / "recordings" / "breakpoint-hold.mcap", 8_192)
+    held = [served for served in measured.requests if served.held]
+    assert held
+    assert len(held) < len(measured.requests)
+    others = [served for served in measured.requests if not served.held]
+    equations = [Equation(1.0, 1.0, float(tokens), float(decodes), 5e6 + 8e3 * tokens + 4e4 * decodes)
+                 for tokens in (0, 32, 64, 128, 256) for decodes in range(4)]
+    found = calibrate("run", measured._replace(equations=equations), LIMITS)
+    assert found.fitted.ttft is not None
+    assert found.fitted.ttft.values == len(others)

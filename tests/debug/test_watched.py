@@ -38,7 +38,7 @@ class Watched:
         return self.dispatcher.submit_from(TAP, None, kind, *fields).result
 
     def asks(self) -> bool:
-        """Whether the engine shall ask again."""
+        """The engine asks about its lookup. True if it shall ask again."""
         answer = self.submit(st.MatchRequested, "r", 0)
         assert isinstance(answer, MatchAnswer)
         return answer.tokens is None

@@ -106,7 +106,7 @@ def spares(run: RecordedLoad, found: Counterfactual, trouble: Trouble, record: R
 
 
 def alternatives(run: RecordedLoad) -> Iterator[SimulateOptions]:
-    """What can change while a machine runs: limits, the threshold, and memory that grows."""
+    """Limits, the threshold and memory that grows can change while a machine runs."""
     now, engine = options_of(run), run.machine.engine
     for tier in TIERS.values():
         if size := getattr(now, tier):

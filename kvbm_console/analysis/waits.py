@@ -177,7 +177,7 @@ def standstill(state: CacheState, source: int) -> Standstill | None:
     free -= _own_prefix(pool, head)
     if wanted <= free:
         return None
-    return Standstill(source, tuple(waiting), wanted, free, len(pool))
+    return Standstill(source, tuple(waiting), wanted, free, pool.capacity)
 
 
 def _copies_run(state: CacheState, source: int) -> bool:

@@ -123,7 +123,7 @@ def quick_audit(pools: Sequence[PoolFacts]) -> list[Violation]:
     """The cheap part: counts of each of these pools against its capacity."""
     found = []
     for pool in pools:
-        capacity = len(pool)
+        capacity = pool.capacity
         if sum(pool.counts) != capacity or min(pool.counts) < 0:
             found.append(Violation("I1", f"pool {pool.info.pool}: {pool.counts} do not add up to {capacity}"))
     return found
@@ -175,7 +175,7 @@ def _walk(pool: PoolFacts, references: Counter[int]) -> list[int]:
     )
     kept = bytes(map(content.__getitem__, away))
     held_free, held_ready = held.count(FREE), held.count(READY)
-    free, writing, ready = len(content), -kept.count(WRITING), -kept.count(READY)
+    free, writing, ready = pool.capacity, -kept.count(WRITING), -kept.count(READY)
     for at in used(content):
         part = content[at].tobytes()
         free -= len(part) - part.count(FREE)

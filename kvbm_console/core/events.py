@@ -39,11 +39,11 @@ from kvbm_console.core.ids import (
 
 KIND_NUMBER_BASE: Final = 100
 """The number of a kind in the messages of the wire is this plus its msgpack tag."""
-SCHEMA_ID: Final = 9
+SCHEMA_ID: Final = 10
 """Version of events and stimuli that a batch carries, so that a reader can say why it cannot read one."""
-FORMAT_MINOR: Final = 11
+FORMAT_MINOR: Final = 12
 """Minor version of recordings, which older readers may read and pass new things over."""
-PROTOCOL_MINOR: Final = 11
+PROTOCOL_MINOR: Final = 12
 """Minor version of the wire. A new kind or field raises all three; ``make proto`` refuses it otherwise."""
 NOTHING_RETURNED: Final = (0, 0, 0, 0)
 TOLD: Final = -1
@@ -66,7 +66,8 @@ class PoolKnown(Event, tag=1):
     """A pool exists under this index. ``source`` is the index of the engine that it belongs to, 0 for the leader's.
 
     A pool of an engine that ended may have had the index before: that pool is forgotten. ``silent``: the engine does
-    not tell the content of the pool, so its content is unknown until a ``BlocksSeen`` names it.
+    not tell the content of the pool, so its content is unknown until a ``BlocksSeen`` names it. The places of the pool
+    are numbered from ``first_place`` on.
     """
 
     pool: int
@@ -79,6 +80,7 @@ class PoolKnown(Event, tag=1):
     block_tokens: int
     authority: Authority
     silent: bool = False
+    first_place: int = 0
 
 
 class SlotOpened(Event, tag=2):

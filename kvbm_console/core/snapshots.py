@@ -47,6 +47,7 @@ class _Pool(msgspec.Struct, array_like=True):
     quarantined: list[tuple[int, list[int]]]
     chains: _Chains | None = None
     silent: bool = False
+    first_place: int = 0
 
 
 class _Facts(msgspec.Struct, array_like=True):
@@ -86,7 +87,7 @@ def _pack_pool(pool: PoolFacts) -> _Pool:
          info.block_tokens, info.authority),
         pool.hash_of, pool.content, pool.refs, pool.stored_at,
         [(key, pool.places_of(key)) for key in sorted(pool.copies)], sorted(pool.quarantined.items()),
-        _pack_chains(pool), pool.silent,
+        _pack_chains(pool), pool.silent, info.first_place,
     )
 
 
@@ -101,7 +102,10 @@ def _pack_chains(pool: PoolFacts) -> _Chains | None:
 def _unpack_pool(packed: _Pool) -> PoolFacts:
     index, source, dp_rank, group, tier, medium, capacity, block_tokens, authority = packed.info
     pool = PoolFacts(
-        PoolInfo(index, source, dp_rank, group, Tier(tier), medium, capacity, block_tokens, Authority(authority))
+        PoolInfo(
+            index, source, dp_rank, group, Tier(tier), medium, capacity, block_tokens, Authority(authority),
+            packed.first_place,
+        )
     )
     pool.hash_of = _column("Q", packed.hash_of)
     pool.content = _column("B", packed.content)
@@ -226,7 +230,7 @@ def _grown(pool: _Pool, places: int) -> _Pool:
         return pool
 
     def column(data: memoryview) -> memoryview:
-        return memoryview(bytes(data) + bytes(places * len(data) // capacity))
+        return memoryview(bytes(data) + bytes(places * len(data) // (pool.first_place + capacity)))
 
     return msgspec.structs.replace(
         pool, info=(*pool.info[:6], capacity + places, *pool.info[7:]), hash_of=column(pool.hash_of),

@@ -41,7 +41,7 @@ class Stimulus(msgspec.Struct, array_like=True, gc=False, tag=0):
 
 class PoolDeclared(Stimulus, tag=1):
     """A pool exists. ``capacity_blocks`` is None when the engine does not tell. ``silent``: nor does the engine tell
-    which blocks are in the pool."""
+    which blocks are in the pool. Places are numbered from ``first_place`` on: vLLM gives its block 0 to no request."""
 
     dp_rank: int
     group: int
@@ -51,6 +51,7 @@ class PoolDeclared(Stimulus, tag=1):
     block_tokens: int
     authority: Authority
     silent: bool = False
+    first_place: int = 0
 
 
 class RequestArrived(Stimulus, tag=2):

@@ -24,6 +24,9 @@ an operation reads the place, the operation's reference keeps it referenced.
 An event stream describes a pool by hashes alone, so places are chosen for its blocks here, the lowest free place first.
 The choice follows from the content, so a state from a snapshot chooses the same.
 
+vLLM keeps block 0 for padding, and SGLang page 0. A pool's columns have such places, so that a place has its engine's
+number, but no condition: they are below ``first_place``.
+
 Law of this file: the five conditions of a place add up to the capacity, and a count is never clamped. Columns, not an
 object per block: they make digest and snapshot a memcpy, and a place that was never used costs nothing.
 """
@@ -60,7 +63,9 @@ SORT_WITHIN: Final = 8
 
 
 class PoolInfo(msgspec.Struct, frozen=True):
-    """The identity and the size of a pool. ``capacity_blocks`` is None when its engine does not tell."""
+    """The identity and the size of a pool. ``capacity_blocks`` is None when its engine does not tell.
+
+    The engine numbers its places from ``first_place`` on, and gives lower numbers to no request."""
 
     pool: int
     source: int
@@ -71,6 +76,7 @@ class PoolInfo(msgspec.Struct, frozen=True):
     capacity_blocks: int | None
     block_tokens: int
     authority: Authority
+    first_place: int = 0
 
     @property
     def remote(self) -> bool:
@@ -109,7 +115,7 @@ class PoolFacts:
 
     def __init__(self, info: PoolInfo) -> None:
         self.info = info
-        places = info.capacity_blocks or 0
+        places = info.first_place + (info.capacity_blocks or 0)
         self.hash_of = zeros("Q", places)
         self.content = zeros("B", places)
         self.refs = zeros("I", places)
@@ -123,7 +129,7 @@ class PoolFacts:
             self.chains.grow(places)
         self.silent = False
         """True while the engine has not told which blocks are here, so that no count of them is known."""
-        self.counts = [places, 0, 0, 0, 0]
+        self.counts = [places - info.first_place, 0, 0, 0, 0]
         """Places by ``Condition``, kept up to date by the methods below and recounted by the audit."""
         self.spare: list[int] | None = None
         """Heap of the free places below ``spare_from`` of a pool that a stream describes, None before its first use. It
@@ -155,7 +161,7 @@ class PoolFacts:
             counts[Condition.WRITING] += content.count(WRITING)
             counts[Condition.REFERENCED] += len(held) - held.count(WRITING)
             counts[Condition.CACHED] += content.count(READY) - held.count(READY)
-        counts[Condition.EMPTY] = len(self) - sum(counts)
+        counts[Condition.EMPTY] = self.capacity - sum(counts)
         for block in self.quarantined:  # few: these are counted where they would be without it
             counts[self._condition(block)] -= 1
             counts[Condition.QUARANTINED] += 1
@@ -192,8 +198,13 @@ class PoolFacts:
         return [place for place in ids if place < known and self.hash_of[place]]
 
     @property
+    def capacity(self) -> int:
+        """Places that the engine may give out; those that were named so far if it does not tell its capacity."""
+        return len(self.content) - self.info.first_place
+
+    @property
     def places_max(self) -> int:
-        """Places that it may come to have."""
+        """The lowest number that none of its places may come to have."""
         return GROWN_MAX if self.info.capacity_blocks is None else len(self.content)
 
     @property
@@ -205,8 +216,9 @@ class PoolFacts:
 
     def require_known(self, ids: Sequence[int]) -> None:
         """Check that the ids are places of this pool; a pool of unknown capacity grows to hold them."""
-        low, top = min(ids, default=0), max(ids, default=-1)
-        if low < 0:
+        first = self.info.first_place
+        low, top = min(ids, default=first), max(ids, default=-1)
+        if low < first:
             raise FoldError(f"pool {self.info.pool} has no place {low}")
         if top >= len(self.content):
             if top >= self.places_max:
@@ -228,10 +240,10 @@ class PoolFacts:
     def ref(self, ids: Sequence[int]) -> None:
         """One more holder for each place, which has to be known: see ``require_known``."""
         refs, content, quarantined = self.refs, self.content, self.quarantined
-        known = len(content)
+        first, known = self.info.first_place, len(content)
         empty = cached = 0
         for block in ids:
-            if not 0 <= block < known:
+            if not first <= block < known:
                 self.require_known(ids)
                 refs, content = self.refs, self.content
                 known = len(content)
@@ -269,6 +281,8 @@ class PoolFacts:
         hash_of, contents, stored_at, refs = self.hash_of, self.content, self.stored_at, self.refs
         first_of, quarantined = self.by_hash.setdefault, self.quarantined
         held = away = 0
+        if min(ids, default=self.info.first_place) < self.info.first_place:
+            self.require_known(ids)
         for block, sequence_hash in zip(ids, hashes, strict=True):
             if contents[block] or not sequence_hash:
                 raise FoldError(f"pool {self.info.pool} place {block} cannot take hash {sequence_hash:016x}")
@@ -370,7 +384,7 @@ class PoolFacts:
         if self.chains is not None:
             self.chains.clear()
         self.spare = None
-        self.counts = [places - len(self.quarantined), 0, 0, 0, len(self.quarantined)]
+        self.counts = [self.capacity - len(self.quarantined), 0, 0, 0, len(self.quarantined)]
 
 
 def quarantine(pool: PoolFacts, ids: Sequence[int], operation: int) -> None:

@@ -170,7 +170,8 @@ class ContractShadow:
 
     def _PoolKnown(self, event: ev.PoolKnown) -> None:
         self.tiers[event.pool] = event.tier
-        self.places.update({(event.pool, index): _Place() for index in range(event.capacity_blocks or 0)})
+        last = event.first_place + (event.capacity_blocks or 0)
+        self.places.update({(event.pool, index): _Place() for index in range(event.first_place, last)})
 
     def _SlotOpened(self, event: ev.SlotOpened) -> None:
         self.slots[event.slot] = _Life(event.request, unpack_hashes(event.hashes), event.prompt_tokens)

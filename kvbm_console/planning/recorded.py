@@ -580,8 +580,9 @@ class _Run:
     def _device_blocks(self, devices: list[ev.PoolKnown]) -> int:
         for pool in devices:
             if pool.capacity_blocks:
-                observed = pool.authority is Authority.OBSERVED
-                return pool.capacity_blocks - (observed and pool.pool not in self.reading.first_place_used)
+                # A tap before protocol 1.12 declares vLLM's null block, which no request uses, as a place.
+                null = pool.authority is Authority.OBSERVED and not pool.first_place
+                return pool.capacity_blocks - (null and pool.pool not in self.reading.first_place_used)
             if pool.pool in self.reading.evicting:
                 self.notes.append("the device is as large as the most blocks that it had at once")
                 return self.reading.peaks[pool.pool]

@@ -120,6 +120,6 @@ def fold(state: CacheState, events: list[Event], path: Path) -> None:
 
 def check_size(state: CacheState, event: PoolKnown) -> None:
     """Raise ``FoldError`` where the pools of a file would take more memory than one event may ask for."""
-    total = (event.capacity_blocks or 0) + sum(map(len, state.pools))
+    total = event.first_place + (event.capacity_blocks or 0) + sum(map(len, state.pools))
     if total > fmt.POOLS_BLOCKS_MAX:
         raise FoldError(f"pools of {total} blocks together are above {fmt.POOLS_BLOCKS_MAX}")

@@ -129,7 +129,7 @@ class Translator:
         capacity = None if settings.others else settings.capacity_blocks
         self._call(
             st.PoolDeclared, settings.dp_rank, settings.group, Tier.G1, MEDIUM_OF[Tier.G1], capacity,
-            settings.block_tokens, Authority.OBSERVED,
+            settings.block_tokens, Authority.OBSERVED, False, settings.first_place,
         )
         for group, size in settings.others.items():
             self.calls.append(Call(self._stimulus(

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterable, Sized
 from typing import Any, Final
 
-from kvbm_console.tap.recorder import LIVE_MAX, QUEUE_MAX, TapRecorder
+from kvbm_console.tap.recorder import LIVE_MAX, NULL_BLOCKS, QUEUE_MAX, TapRecorder
 from kvbm_console.tap.sanitizing import WORKER_CALLS, WorkerMeta
 
 _now = time.monotonic_ns
@@ -219,7 +219,7 @@ def formed(recorder: TapRecorder, now: int, scheduler_output: Any, manager: Any)
         preempted = _preempted(recorder, scheduler_output)
         if recorder.want_full or recorder.unheard:
             _tell_all(manager, recorder, scheduler_output, now)
-            recorder.audit_from, recorder.audit_due, recorder.swept = 0, 0, False
+            recorder.audit_from, recorder.audit_due, recorder.swept = NULL_BLOCKS, 0, False
         else:
             recorder.put(("step", now, scheduler_output, preempted, _lengths(recorder, scheduler_output)))
         if recorder.audit_every and recorder.places_known and not recorder.want_full:
@@ -247,13 +247,11 @@ def audit(recorder: TapRecorder, pool: Any) -> None:
         rows += [(block.block_hash, block.ref_cnt) for block in blocks[at : at + AUDIT_STRIDE]]
         if _now() - began >= AUDIT_NS:
             break
-    if first == 0:
-        rows[0] = None, 0  # the null block, which many requests hold and none has
     free = pool.get_num_free_blocks() if recorder.alone else None
     recorder.put(("audit", began, first, rows, free, _cached(pool) if recorder.one_size else None))
     recorder.audit_from = first + len(rows)
     if recorder.audit_from >= len(blocks):
-        recorder.audit_from, recorder.swept = 0, True
+        recorder.audit_from, recorder.swept = NULL_BLOCKS, True
     recorder.audit_due = recorder.audit_every if recorder.swept else 1
 
 

@@ -16,6 +16,8 @@ ASK_NS: Final = 100_000_000
 """Time that a lookup which a breakpoint may match waits for a verdict; then the request goes on."""
 ERRORS_MAX: Final = 100
 """Our own errors that are swallowed; then the tap is off for good, because it does not fit this engine."""
+NULL_BLOCKS: Final = 1
+"""vLLM gives its first block, the null block, to no request."""
 AUDIT_EVERY: Final = 64
 """Steps between two audits of a part of the pool: a second or so of an engine that decodes."""
 LIVE_MAX: Final = 65_536
@@ -91,7 +93,7 @@ class TapRecorder:
         the number of its names says nothing."""
         self.audit_every = AUDIT_EVERY
         """Steps between two audits; 0 for an engine whose pool cannot be compared."""
-        self.audit_from = 0
+        self.audit_from = NULL_BLOCKS
         """The place at which the next audit begins. A daemon that begins to listen gets the whole pool step by step."""
         self.swept = False
         """True if the whole pool was compared since the last whole report."""
@@ -231,7 +233,7 @@ class TapRecorder:
         if fresh:  # the engine has done nothing yet, so requests that arrive from now on follow this record
             places: list[Any] | None = None if self.by_place and not self.places_known else []
             self.queue.appendleft(("all", time.monotonic_ns(), [], 0, 0, places, None if self.below is None else []))
-        self.audit_from, self.audit_due, self.swept = 0, 0, False
+        self.audit_from, self.audit_due, self.swept = NULL_BLOCKS, 0, False
         self.want_full = not fresh
         self.on = True
 

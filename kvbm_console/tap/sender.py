@@ -57,6 +57,8 @@ class TapSettings(msgspec.Struct, frozen=True):
     """The engine's name on screens."""
     block_tokens: int
     capacity_blocks: int | None
+    first_place: int = 0
+    """The lowest block that the engine gives to a request."""
     dp_rank: int = 0
     medium: str = ""
     """The medium of the connector inside; empty when there is none."""

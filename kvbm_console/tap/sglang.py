@@ -21,7 +21,7 @@ from typing import Any, Final
 from kvbm_console.tap import VARIABLE, settings_of
 from kvbm_console.tap.recorder import LIVE_MAX, QUEUE_MAX, TapRecorder
 from kvbm_console.tap.sender import Sender, TapSettings
-from kvbm_console.tap.sglang_flatten import HOST_MEDIUM, PEER_MEDIUM, SglangFlattener
+from kvbm_console.tap.sglang_flatten import DUMMY_PAGES, HOST_MEDIUM, PEER_MEDIUM, SglangFlattener
 
 SCHEDULER: Final = "sglang.srt.managers.scheduler"
 NEEDED: Final = {
@@ -120,7 +120,8 @@ class SglangTap:
         medium = HOST_MEDIUM if host else PEER_MEDIUM if self._half == "DECODE" else ""
         self.sender = Sender(recorder, flattener, TapSettings(
             target=str(settings.get("daemon", "")), name=str(settings.get("name") or f"SGLang rank {rank}")[:256],
-            block_tokens=self._page, capacity_blocks=self._pool.size // self._page if known else None, dp_rank=rank,
+            block_tokens=self._page, capacity_blocks=self._pool.size // self._page if known else None,
+            first_place=DUMMY_PAGES, dp_rank=rank,
             serve=bool(settings.get("serve")), token_file=str(settings.get("token_file", "")),
             tls_ca=str(settings.get("tls_ca", "")), uncertain=not known, caching=caching,
             medium=medium, silent=medium == PEER_MEDIUM,

@@ -4,11 +4,10 @@ SGLang hands out places by tensors of token positions, and its cache is a tree o
 in the sender's thread, reads the tensors, hashes the pages of each request, and follows the content of every place.
 
 An example with pages of two tokens. Request ``a`` with tokens 1 2 3 4 5 starts on pages 7, 8 and 9:
-``["step", ..., [["a", [6, 7, 8], 0, 5, 5]], ...]``. A place is a page minus one, because SGLang keeps page 0 for dummy
-tokens. After the prefill the tree takes the two full pages as ``["publish", "a", [6, 7], [hash of 1 2, hash of 1 2 3
-4]]``. If another request had published 1 2 on page 3 before, the tree would keep page 3. Then ``a`` would use page 3
-from then on, which is ``["publish", "a", [2, 7], ...]``. An eviction of page 3 is ``["evict", [["b", [2]]]]`` if ``b``
-needed the room.
+``["step", ..., [["a", [7, 8, 9], 0, 5, 5]], ...]``. After the prefill the tree takes the two full pages as
+``["publish", "a", [7, 8], [hash of 1 2, hash of 1 2 3 4]]``. If another request had published 1 2 on page 3 before, the
+tree would keep page 3. Then ``a`` would use page 3 from then on, which is ``["publish", "a", [3, 8], ...]``. An
+eviction of page 3 is ``["evict", [["b", [3]]]]`` if ``b`` needed the room.
 
 Law of this file: a hash is the one that SGLang's own event stream gives the page.
 """
@@ -20,6 +19,8 @@ from typing import Any, Final
 from kvbm_console.tap.flatten import NAME_CHARS_MAX, Flattener
 from kvbm_console.tap.recorder import LIVE_MAX
 
+DUMMY_PAGES: Final = 1
+"""SGLang keeps its first page for dummy tokens."""
 DEVICE_MEDIUM: Final = "GPU"
 HOST_MEDIUM: Final = "CPU_PINNED"
 """The medium of HiCache's host tier in SGLang's event stream."""
@@ -263,7 +264,7 @@ class SglangFlattener(Flattener):
         if mark is not None:
             mark.synchronize()
         page = self._page
-        return [position // page - 1 for position in positions.tolist()]
+        return [position // page for position in positions.tolist()]
 
     # --- steps ---
 
@@ -285,7 +286,7 @@ class SglangFlattener(Flattener):
                 at += count
                 continue
             ids = [
-                positions[at + offset] // page - 1 for offset in range(-computed % page, count, page)
+                positions[at + offset] // page for offset in range(-computed % page, count, page)
             ]
             at += count
             row = self._rows.get(name)
@@ -324,7 +325,7 @@ class SglangFlattener(Flattener):
                         mark.synchronize()
                     read = positions.tolist()
                 row.places += 1
-            ids = [read[at] // page - 1] if fresh and read else None
+            ids = [read[at] // page] if fresh and read else None
             if row.received:
                 starting.append([name, row.received + (ids or []), computed, 1, computed + 1])
                 row.received = []

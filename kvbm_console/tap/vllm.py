@@ -31,7 +31,7 @@ from kvbm_console.tap import VARIABLE, settings_of
 from kvbm_console.tap.connector import arguments_of, make_tap
 from kvbm_console.tap.copies import ConnectorWatch, Sizes
 from kvbm_console.tap.flatten import Flattener
-from kvbm_console.tap.recorder import TapRecorder
+from kvbm_console.tap.recorder import NULL_BLOCKS, TapRecorder
 from kvbm_console.tap.sanitizing import Marker, Options, Sanitizer, missing_calls, options_of
 from kvbm_console.tap.scheduler import SchedulerTap, missing_methods
 from kvbm_console.tap.sender import Sender, TapSettings
@@ -190,10 +190,11 @@ def _sender(
     rank = getattr(parallel, "data_parallel_index", None)
     if rank is None:
         rank = getattr(parallel, "data_parallel_rank", 0) or 0
-    capacity = getattr(kv_cache_config, "num_blocks", None) or getattr(cache, "num_gpu_blocks", None) or None
+    blocks = getattr(kv_cache_config, "num_blocks", None) or getattr(cache, "num_gpu_blocks", None) or None
     settings = TapSettings(
         target=str(ours.get("daemon", "")), name=str(ours.get("name") or f"vLLM rank {rank}")[:256],
-        block_tokens=sizes[group], capacity_blocks=capacity if whole else None, dp_rank=rank,
+        block_tokens=sizes[group], capacity_blocks=blocks - NULL_BLOCKS if blocks and whole else None,
+        first_place=NULL_BLOCKS, dp_rank=rank,
         serve=bool(ours.get("serve")),
         medium="" if inside is None else str(ours.get("medium") or MEDIA.get(inside, "EXTERNAL")),
         token_file=str(ours.get("token_file", "")), tls_ca=str(ours.get("tls_ca", "")), group=group,
@@ -205,7 +206,7 @@ def _sender(
         or math.gcd(*sizes)
     )
     flattener = Flattener(
-        group=group, block_tokens=sizes[group], hash_tokens=hash_tokens, nulls=0 if whole else capacity or 0,
+        group=group, block_tokens=sizes[group], hash_tokens=hash_tokens, nulls=0 if whole else blocks or 0,
         caching=settings.caching, beside=beside,
     )
     options, marker = options_of(ours), None

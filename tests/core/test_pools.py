@@ -3,15 +3,21 @@
 import os
 from array import array
 from collections import Counter
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvbm_console.core import columns
+from kvbm_console.core import columns, stimuli
+from kvbm_console.core.audit import audit, quick_audit
 from kvbm_console.core.columns import pack_hashes, pack_ids, unpack_hashes, unpack_ids
+from kvbm_console.core.config import LeaderConfig
 from kvbm_console.core.errors import FoldError, InternalError
+from kvbm_console.core.events import Event, StimulusRejected
 from kvbm_console.core.ids import Authority, Condition, Tier
+from kvbm_console.core.leader import Leader
+from kvbm_console.core.snapshots import decode_facts, digest, encode_facts
 from kvbm_console.core.tiers import FREE, READY, WRITING, PoolFacts, PoolInfo, quarantine
 from kvbm_console.simulator.device_pool import DevicePool
 
@@ -27,8 +33,8 @@ STEP = st.one_of(
 )
 
 
-def facts() -> PoolFacts:
-    return PoolFacts(PoolInfo(0, 0, 0, 0, Tier.G2, "CPU_PINNED", PLACES, 16, Authority.LEADER))
+def facts(first: int = 0) -> PoolFacts:
+    return PoolFacts(PoolInfo(0, 0, 0, 0, Tier.G2, "CPU_PINNED", PLACES - first, 16, Authority.LEADER, first))
 
 
 def carry_out(pool: PoolFacts, step: tuple[object, ...], number: int) -> str:
@@ -48,9 +54,9 @@ def carry_out(pool: PoolFacts, step: tuple[object, ...], number: int) -> str:
 
 
 @settings(max_examples=400)
-@given(st.lists(STEP, max_size=25))
-def test_counts_and_index_follow_every_change(steps: list[tuple[object, ...]]) -> None:
-    pool = facts()
+@given(st.lists(STEP, max_size=25), st.integers(0, 2))
+def test_counts_and_index_follow_every_change(steps: list[tuple[object, ...]], first: int) -> None:
+    pool = facts(first)
     for number, step in enumerate(steps, 1):
         if carry_out(pool, step, number):
             return  # a state that refused an event is discarded
@@ -158,3 +164,52 @@ def test_an_id_that_is_no_int32_is_refused(unfit: int) -> None:
         pack_ids([unfit])
     with pytest.raises(TypeError):
         pack_ids(["7"])  # type: ignore[list-item]
+
+
+def test_a_block_that_an_engine_keeps_for_padding_is_no_place() -> None:
+    """vLLM gives its block 0 to no request: of 9 blocks, 8 are places, and they keep the engine's numbers."""
+    leader = Leader(LeaderConfig(), check=True)
+
+    def tell(kind: type[stimuli.Stimulus], *fields: Any) -> list[Event]:
+        return leader.handle(kind(leader.state.n, 0, 1, None, *fields)).events
+
+    tell(stimuli.PoolDeclared, 0, 0, Tier.G1, "GPU", 8, 16, Authority.OBSERVED, False, 1)
+    (pool,) = leader.state.pools
+    assert (len(pool), pool.capacity, pool.counts) == (9, 8, [8, 0, 0, 0, 0])
+    tell(stimuli.RequestArrived, "r", pack_hashes(range(1, 9)), 8 * 16 + 1, 4, 0, None)
+    (refused,) = tell(stimuli.BlocksAllocated, "r", pack_ids([0, 1]), 0)
+    assert isinstance(refused, StimulusRejected)
+    assert refused.why == "block ids must be from 1 to 8, got 0 to 1"
+    tell(stimuli.BlocksAllocated, "r", pack_ids(range(1, 9)), 0)
+    assert (pool.counts[Condition.EMPTY], pool.counts[Condition.REFERENCED]) == (0, 8)
+    told = tell(stimuli.PlacesAudited, 0, 1, pack_hashes([0] * 8), pack_ids([1] * 8), 0, 0)
+    assert [type(event) for event in told] == []
+    assert audit(leader.state) == quick_audit(leader.state.pools) == []
+    again = decode_facts(encode_facts(leader.state))
+    assert digest(again) == digest(leader.state)
+    assert (again.pools[0].info, again.pools[0].counts) == (pool.info, pool.counts)
+
+
+@pytest.mark.parametrize("authority", [Authority.ENGINE, Authority.STREAM])
+@pytest.mark.parametrize("first", [-1, 1])
+def test_only_an_engine_whose_places_are_told_numbers_them(authority: Authority, first: int) -> None:
+    leader = Leader(LeaderConfig(), check=True)
+    declared = stimuli.PoolDeclared(0, 0, 1, None, 0, 0, Tier.G1, "GPU", 8, 16, authority, False, first)
+    (refused,) = leader.handle(declared).events
+    assert isinstance(refused, StimulusRejected)
+    assert refused.why == f"first_place must be 0 in a pool whose places no tap tells, got {first}"
+
+
+def test_a_first_place_has_a_bound() -> None:
+    leader = Leader(LeaderConfig(), check=True)
+    declared = stimuli.PoolDeclared(0, 0, 1, None, 0, 0, Tier.G1, "GPU", 8, 16, Authority.OBSERVED, False, 65)
+    (refused,) = leader.handle(declared).events
+    assert isinstance(refused, StimulusRejected)
+    assert refused.why == "first_place must be from 0 to 64, got 65"
+
+
+def test_an_event_that_names_a_place_below_the_first_is_refused() -> None:
+    pool = facts(2)
+    for change in (lambda: pool.ref([1, 3]), lambda: pool.store([1], [7], READY, 0)):
+        with pytest.raises(FoldError, match="pool 0 has no place 1"):
+            change()

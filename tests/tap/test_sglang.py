@@ -102,7 +102,7 @@ def test_an_eviction_names_the_requests_that_found_no_free_page(watch: Watching)
     flattener = SglangFlattener(page=PAGE)
     freed = [Tensor(range(5 * PAGE, 7 * PAGE))]  # the tree gives up pages 5 and 6
     record = ("evict", 7, freed, None, 3 * PAGE, [("a", 2 * PAGE), ("b", 2 * PAGE), ("c", PAGE)])
-    assert flattener.messages(record) == [["evict", 7, [["b", [4]], ["c", [5]]]]]
+    assert flattener.messages(record) == [["evict", 7, [["b", [5]], ["c", [6]]]]]
     start(watch, "a", [4, 5, 6, 7])
     tell(watch, ["publish", "a", [4, 5], KEYS[:2]], ["finish", "a", "FINISHED_STOPPED", False, 0])
     tell(watch, ["new", "b", [91], PAGE, 1, 0, None], ["new", "c", [92], PAGE, 1, 0, None])
@@ -192,7 +192,7 @@ def test_a_request_waits_for_the_blocks_that_another_engine_sends() -> None:
     watch.recorder.queue += [("new", 1, request), ("receive", 2, request, 0, 2 * PAGE + 1, places, None)]
     watch.pump()
     (slot,) = watch.leader.state.slots.values()
-    assert (slot.state, slot.device_blocks, slot.cached[3]) == (SlotState.ONBOARDING, [0, 1, 2], 2 * PAGE)
+    assert (slot.state, slot.device_blocks, slot.cached[3]) == (SlotState.ONBOARDING, [1, 2, 3], 2 * PAGE)
     watch.recorder.queue += [("copies", 3, ["a"], [], [], []), ("decode", 4, [request], Tensor([0]), None, 1)]
     watch.pump()
     assert slot.state is SlotState.PREFILLING

@@ -22,7 +22,7 @@ from kvbm_console.analysis.explain import explain
 from kvbm_console.core import events as ev
 from kvbm_console.core.columns import unpack_hashes, unpack_ids
 from kvbm_console.core.config import LeaderConfig
-from kvbm_console.core.ids import Authority, FinishReason, SlotState
+from kvbm_console.core.ids import Authority, Condition, FinishReason, SlotState
 from kvbm_console.core.state import CacheState
 from kvbm_console.core.tiers import READY, PoolFacts
 from kvbm_console.tap import sglang as binding
@@ -59,7 +59,7 @@ def places_of(engine: Engine, req: Any) -> list[int]:
     if not req.kv.holds_kv:
         return []
     row = engine.scheduler.req_to_token_pool.req_to_token[req.kv.req_pool_idx, : req.kv.kv_allocated_len : engine.page]
-    return [int(position) // engine.page - 1 for position in row]
+    return [int(position) // engine.page for position in row]
 
 
 def compare(engine: Engine, state: CacheState, source: int = 1) -> None:
@@ -115,12 +115,12 @@ def compare_tree(engine: Engine, pool: PoolFacts, held: Counter[int]) -> None:
         compare_locks(engine, locked, {place for place in resident if held[place]})
     else:
         rows = core.walk_for_kv_canary(False, False)
-        places = {int(slot) // page - 1 for slot in rows.slot_indices}
+        places = {int(slot) // page for slot in rows.slot_indices}
         assert places == set(known)
-        unlocked = {int(slot) // page - 1 for slot in core.walk_for_kv_canary(True, False).slot_indices}
+        unlocked = {int(slot) // page for slot in core.walk_for_kv_canary(True, False).slot_indices}
         compare_locks(engine, places - unlocked, {place for place in places if held[place]})
         parent = {
-            int(slot) // page - 1: int(before) // page - 1
+            int(slot) // page: int(before) // page
             for slot, before, at in zip(rows.slot_indices, rows.prev_slot_indices, rows.positions, strict=True)
             if not int(at) % page
         }
@@ -129,8 +129,10 @@ def compare_tree(engine: Engine, pool: PoolFacts, held: Counter[int]) -> None:
                 assert engine_parents(engine)[known[place]] == known[before]
     assert Counter(known.values()) == resident_by_events(engine)
     allocator = scheduler.token_to_kv_pool_allocator
-    free = {int(one) - 1 for one in allocator.get_all_free_pages()}
-    assert free == set(range(allocator.size // page)) - set(known) - set(held)
+    free = {int(one) for one in allocator.get_all_free_pages()}
+    assert free == set(range(1, allocator.size // page + 1)) - set(known) - set(held)
+    if pool.info.capacity_blocks is not None:
+        assert (pool.info.capacity_blocks, pool.counts[Condition.EMPTY]) == (allocator.size // page, len(free))
 
 
 def compare_host(engine: Engine, state: CacheState) -> None:
@@ -166,7 +168,7 @@ def content_of(core: Any, page: int) -> tuple[dict[int, int], set[int]]:
         for at in range(0, len(tokens), page):
             digest = hashlib.sha256(digest + array("I", tokens[at : at + page]).tobytes()).digest()
             if value is not None and len(value):
-                place = int(value[at]) // page - 1
+                place = int(value[at]) // page
                 assert place not in resident
                 resident[place] = int.from_bytes(digest[:8], "big")
                 if node.component_data[0].lock_ref:
@@ -257,7 +259,7 @@ def watch_evictions(engine: Engine, log: list[tuple[set[int], set[str]]]) -> Non
 
     def free_and_keep(indices: Any, **kwargs: Any) -> Any:
         if now:
-            now[-1].update(int(position) // page - 1 for position in indices[::page])
+            now[-1].update(int(position) // page for position in indices[::page])
         return free(indices, **kwargs)
 
     tree.evict_for_alloc, pool.free_segment = evict_and_keep, free_and_keep

@@ -122,7 +122,7 @@ def test_the_whole_pool_is_compared_at_once_and_then_a_part_now_and_then(
     steps = [step for step, _, _ in audits]
     assert steps[: first + 1] == list(range(steps[0], steps[0] + first + 1))  # one in each step, from the first on
     assert [begin for _, begin, _ in audits[: first + 1]] == [
-        sum(size for _, _, size in audits[:at]) for at in range(first + 1)]
+        1 + sum(size for _, _, size in audits[:at]) for at in range(first + 1)]  # without the null block
     later = [step for step, _, _ in audits[first + 1 :]]
     assert later
     assert all(after - before == AUDIT_EVERY for before, after in zip(steps[first:], later, strict=False))

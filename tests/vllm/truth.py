@@ -9,6 +9,7 @@ from typing import Any
 from vllm.v1.core.kv_cache_utils import get_block_hash, get_group_id
 from vllm.v1.request import RequestStatus
 
+from kvbm_console.analysis.waits import available
 from kvbm_console.core import events as ev
 from kvbm_console.core.columns import unpack_hashes
 from kvbm_console.core.ids import Authority, SlotState, Tier
@@ -152,6 +153,11 @@ def compare_places(engine: Engine, state: CacheState, pool: PoolFacts, unknown: 
                 raise Differs(f"place {block.block_id} has more holders than references in the engine itself")
     same("references", Counter(
         place for slot in mine for place in slot.device_blocks if place not in unknown), theirs_held)
+    if pool.info.capacity_blocks is not None:
+        same("capacity", pool.info.capacity_blocks, sum(not block.is_null for block in blocks))
+        same("first place", pool.info.first_place, min(block.block_id for block in blocks if not block.is_null))
+        if not loaded and sum(block.ref_cnt > 0 for block in blocks if not block.is_null) == len(theirs_held):
+            same("free places", available(pool), engine.scheduler.kv_cache_manager.block_pool.get_num_free_blocks())
 
 
 def compare_evictions(witness: Witness, events: list[ev.Event], state: CacheState, source: int = 1) -> int:

@@ -92,7 +92,7 @@ class Tiers(View):
         low = height < len(pools) * (maps + 4) + LOW_ROWS  # only then the rows lack room for the evictions
         if width >= 190 and len(pools) >= 2:
             pitch = width // len(pools)
-            useful = max(-(-len(pool) // (pitch - 4)) for pool in pools)
+            useful = max(-(-pool.capacity // (pitch - 4)) for pool in pools)
             maps = max(1, min(useful, MAP_ROWS, height - CHART_ROWS - 9))
             for index, pool in enumerate(pools):
                 lines = beside(lines, self._pool(desk, state, pool, pitch - 2, maps, low=False), index * pitch)
@@ -115,7 +115,7 @@ class Tiers(View):
         self, desk: Desk, state: CacheState, pool: PoolFacts, width: int, rows: int, *, low: bool
     ) -> list[Line]:
         capacity = pool.info.capacity_blocks
-        places = max(1, len(pool))
+        places = max(1, pool.capacity)
         cells = (width - 2) * rows
         per_cell = max(1, -(-places // cells))
         doubt, over = uncertain(state, pool.info.source), state.has_ended(pool.info.source)
@@ -150,7 +150,7 @@ class Tiers(View):
         """Cells in the order of places, each showing the most pressing condition in it."""
         rank = {Condition.QUARANTINED: 4, Condition.WRITING: 3, Condition.REFERENCED: 2, Condition.CACHED: 1}
         spans: list[Span] = []
-        for start in range(0, len(pool), per_cell):
+        for start in range(pool.info.first_place, len(pool), per_cell):
             found = max((pool.condition(block) for block in range(start, min(len(pool), start + per_cell))),
                         key=lambda condition: rank.get(condition, 0))
             spans.append(Span(desk.glyphs.map[found], _role(pool, found)))
@@ -177,7 +177,7 @@ def _role(pool: PoolFacts, condition: Condition) -> str:
 
 def _by_kind(desk: Desk, pool: PoolFacts, cells: int) -> list[Span]:
     parts = [(pool.counts[one], desk.glyphs.map[one], _role(pool, one)) for one in _ORDER]
-    used = min(cells, len(pool)) or cells
+    used = min(cells, pool.capacity) or cells
     return bars.stack(parts, used)
 
 

@@ -243,7 +243,7 @@ class Course(Visitor):
             for index, places in other.staged:
                 tier = state.pools[index].info.tier
                 staged[tier] = staged.get(tier, 0) + len(places)
-        capacity = {pool.info.tier: len(pool) for pool in state.pools}
+        capacity = {pool.info.tier: pool.capacity for pool in state.pools}
         if len(self.looked) < LOOKUPS_MAX:
             self.looked.append(Looked(e, stood, staged, capacity))
         else:

@@ -73,7 +73,7 @@ class Full(Lint):
         return self.finding(
             pool.info.tier.name, f"full {spoken(age)}",
             f"{held:,} referenced{writes}, nothing to evict; lower the batch" if until_ns is None
-            else f"all {len(pool):,} places held, nothing to evict; lower the batch",
+            else f"all {pool.capacity:,} places held, nothing to evict; lower the batch",
             seq=since[1], since_ns=since[0], until_ns=until_ns, weight=age,
         )
 

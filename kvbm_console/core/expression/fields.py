@@ -97,7 +97,7 @@ def _tier_counts(tier: Tier) -> list[Field]:
         return get
 
     def capacity(_item: Any, state: Any, _moment: Any) -> int:
-        return sum(len(pool) for pool in state.pools if pool.info.tier is tier)
+        return sum(pool.capacity for pool in state.pools if pool.info.tier is tier)
 
     label = tier.name
     return [

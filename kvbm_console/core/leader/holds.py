@@ -239,10 +239,10 @@ def _over_budget(decider: Decider, slot: SlotFacts) -> str:
     if pool is None or not owned:
         return ""
     wanted = len(owned | mine)
-    if wanted <= config.pressure_share * len(pool):
+    if wanted <= config.pressure_share * pool.capacity:
         return ""
     return (
-        f"held requests would own {wanted} of {len(pool)} device blocks, "
+        f"held requests would own {wanted} of {pool.capacity} device blocks, "
         f"more than the {config.pressure_share:.0%} that others can spare"
     )
 
@@ -390,8 +390,8 @@ def _fits_only_without_holds(decider: Decider, slot: SlotFacts, pool: PoolFacts)
     size = decider.block_tokens_of(slot.source)
     needed = -(-slot.sequence_tokens(decider.state.iteration, size) // size)
     owned = _places_held(decider, pool)
-    if needed > len(pool) or needed <= len(pool) - len(owned):
+    if needed > pool.capacity or needed <= pool.capacity - len(owned):
         return False
     # A held place is shared only if the engine finds it: one that is still being filled, or a further copy, is not.
     shared = owned.intersection(pool.ready_prefix(slot.hashes))
-    return needed - len(shared) > len(pool) - len(owned)
+    return needed - len(shared) > pool.capacity - len(owned)

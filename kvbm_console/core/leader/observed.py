@@ -481,12 +481,12 @@ def _cached(decider: Decider, pool: PoolFacts) -> int:
 
 
 def _free_places(pool: PoolFacts) -> int | None:
-    """Places that no request holds; None without a capacity. The engine's null block is never free."""
+    """Places that no request holds; None without a capacity."""
     if pool.info.capacity_blocks is None:
         return None
-    return pool.info.capacity_blocks - 1 - sum(
-        pool.counts[condition] for condition in (Condition.WRITING, Condition.REFERENCED, Condition.QUARANTINED)
-    )
+    free = pool.counts[Condition.EMPTY] + pool.counts[Condition.CACHED]
+    # A tap before protocol 1.12 declares vLLM's null block as a place.
+    return free if pool.info.first_place else free - 1
 
 
 # --- copies ---

@@ -31,6 +31,9 @@ REPORTED_BLOCKS_MAX: Final = 1_000_000
 CONTEXT_CHARS_MAX: Final = 256
 """Characters of the context of a block: names of a LoRA and a session, digests of a salt and an image."""
 
+FIRST_PLACE_MAX: Final = 64
+"""Lowest place of a pool: engines keep one block for padding."""
+
 AGE_MAX_NS: Final = 2**62
 """An age beyond this is no time: 146 years."""
 
@@ -48,6 +51,10 @@ def pool_declared(decider: Decider, s: st.PoolDeclared) -> PoolAnswer:
         raise Refused(f"block_tokens must be from 1 to {BLOCK_TOKENS_MAX}, got {s.block_tokens}")
     if capacity is not None and not 0 < capacity <= CAPACITY_MAX:
         raise Refused(f"capacity_blocks must be from 1 to {CAPACITY_MAX}, got {capacity}")
+    if s.first_place and s.authority is not Authority.OBSERVED:
+        raise Refused(f"first_place must be 0 in a pool whose places no tap tells, got {s.first_place}")
+    if not 0 <= s.first_place <= FIRST_PLACE_MAX:
+        raise Refused(f"first_place must be from 0 to {FIRST_PLACE_MAX}, got {s.first_place}")
     ours = s.authority is Authority.LEADER
     if ours and (s.source or s.dp_rank or s.group or s.tier is Tier.G1 or capacity is None):
         raise Refused("a pool that the leader decides is below G1, of source 0, rank 0, group 0, and has a capacity")
@@ -69,7 +76,7 @@ def pool_declared(decider: Decider, s: st.PoolDeclared) -> PoolAnswer:
     number = len(decider.state.pools) if replaced is None else replaced
     decider.emit(
         ev.PoolKnown, number, s.source, s.dp_rank, s.group, s.tier, s.medium, capacity,
-        s.block_tokens, s.authority, s.silent,
+        s.block_tokens, s.authority, s.silent, s.first_place,
     )
     if replaced is None:
         decider.live_memory.add_pool(capacity or 0 if ours else 0)

@@ -32,8 +32,9 @@ def check(decider: Decider, s: st.Stimulus) -> None:
 
 def _check_places(pool: PoolFacts, ids: Sequence[int], *, once: bool = True) -> None:
     """Refuse ids that are no places of the pool and, with ``once``, of which one stands twice."""
-    if ids and not 0 <= min(ids) <= max(ids) < pool.places_max:
-        raise Refused(f"block ids must be from 0 to {pool.places_max - 1}, got {min(ids)} to {max(ids)}")
+    first = pool.info.first_place
+    if ids and not first <= min(ids) <= max(ids) < pool.places_max:
+        raise Refused(f"block ids must be from {first} to {pool.places_max - 1}, got {min(ids)} to {max(ids)}")
     if once and len(set(ids)) != len(ids):
         raise Refused(f"a block of pool {pool.info.pool} was given out twice")
 

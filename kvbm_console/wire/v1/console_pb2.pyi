@@ -1265,7 +1265,7 @@ class BreakpointSpec(_message.Message):
 class Event(_message.Message):
     __slots__ = ("seq", "at_ns", "cause", "pool_known", "slot_opened", "slot_moved", "slot_closed", "slot_cloned", "lookup_answered", "blocks_staged", "staging_released", "device_blocks_assigned", "device_blocks_released", "blocks_filled", "blocks_evicted", "blocks_reserved", "blocks_ready", "blocks_dropped", "candidate_planned", "candidate_enqueued", "candidate_evaluated", "candidate_skipped", "candidate_promoted", "operation_started", "operation_reported", "candidate_ended", "batch_ended", "iteration_advanced", "prefix_scored", "hits_lost", "breakpoints_changed", "breakpoint_hit", "slot_held", "hold_parked", "hold_released", "hold_denied", "lease_changed", "reset_begun", "reset_done", "drain_begun", "stimulus_rejected", "completion_refused", "invariant_violated", "blocks_seen", "source_lost", "noted", "blocks_quarantined", "breakpoint_stopped", "slot_captured", "frozen", "thawed", "prefetch_limited", "content_mismatched", "engine_measured", "device_blocks_replaced", "connector_measured", "call_blocked", "audit_differed")
     class PoolKnown(_message.Message):
-        __slots__ = ("pool", "source", "dp_rank", "group", "tier", "medium", "capacity_blocks", "block_tokens", "authority", "silent")
+        __slots__ = ("pool", "source", "dp_rank", "group", "tier", "medium", "capacity_blocks", "block_tokens", "authority", "silent", "first_place")
         POOL_FIELD_NUMBER: _ClassVar[int]
         SOURCE_FIELD_NUMBER: _ClassVar[int]
         DP_RANK_FIELD_NUMBER: _ClassVar[int]
@@ -1276,6 +1276,7 @@ class Event(_message.Message):
         BLOCK_TOKENS_FIELD_NUMBER: _ClassVar[int]
         AUTHORITY_FIELD_NUMBER: _ClassVar[int]
         SILENT_FIELD_NUMBER: _ClassVar[int]
+        FIRST_PLACE_FIELD_NUMBER: _ClassVar[int]
         pool: int
         source: int
         dp_rank: int
@@ -1286,7 +1287,8 @@ class Event(_message.Message):
         block_tokens: int
         authority: Authority
         silent: bool
-        def __init__(self, pool: _Optional[int] = ..., source: _Optional[int] = ..., dp_rank: _Optional[int] = ..., group: _Optional[int] = ..., tier: _Optional[_Union[Tier, str]] = ..., medium: _Optional[str] = ..., capacity_blocks: _Optional[int] = ..., block_tokens: _Optional[int] = ..., authority: _Optional[_Union[Authority, str]] = ..., silent: _Optional[bool] = ...) -> None: ...
+        first_place: int
+        def __init__(self, pool: _Optional[int] = ..., source: _Optional[int] = ..., dp_rank: _Optional[int] = ..., group: _Optional[int] = ..., tier: _Optional[_Union[Tier, str]] = ..., medium: _Optional[str] = ..., capacity_blocks: _Optional[int] = ..., block_tokens: _Optional[int] = ..., authority: _Optional[_Union[Authority, str]] = ..., silent: _Optional[bool] = ..., first_place: _Optional[int] = ...) -> None: ...
     class SlotOpened(_message.Message):
         __slots__ = ("slot", "request", "source", "hashes", "prompt_tokens", "output_limit", "priority", "session", "sends", "receives")
         SLOT_FIELD_NUMBER: _ClassVar[int]
@@ -2062,7 +2064,7 @@ class Event(_message.Message):
 class Stimulus(_message.Message):
     __slots__ = ("n", "at_ns", "source", "origin_ns", "pool_declared", "request_arrived", "match_requested", "blocks_allocated", "iteration_scheduled", "iteration_finished", "request_preempted", "request_cloned", "request_finished", "transfer_started", "transfer_finished", "transfer_failed", "blocks_reported", "source_gapped", "source_restarted", "breakpoints_replaced", "hold_continued", "slot_stepped", "pipeline_stepped", "run_for_requested", "candidate_skip_requested", "frozen", "thawed", "disarmed", "lease_granted", "lease_lost", "deadline_passed", "breakpoint_overran", "reset_requested", "drain_requested", "noted", "call_announced", "lookup_observed", "copies_observed", "mismatch_reported", "measures_reported", "copy_begun", "copy_ended", "connector_reported", "call_reported", "places_audited", "blocks_restored")
     class PoolDeclared(_message.Message):
-        __slots__ = ("dp_rank", "group", "tier", "medium", "capacity_blocks", "block_tokens", "authority", "silent")
+        __slots__ = ("dp_rank", "group", "tier", "medium", "capacity_blocks", "block_tokens", "authority", "silent", "first_place")
         DP_RANK_FIELD_NUMBER: _ClassVar[int]
         GROUP_FIELD_NUMBER: _ClassVar[int]
         TIER_FIELD_NUMBER: _ClassVar[int]
@@ -2071,6 +2073,7 @@ class Stimulus(_message.Message):
         BLOCK_TOKENS_FIELD_NUMBER: _ClassVar[int]
         AUTHORITY_FIELD_NUMBER: _ClassVar[int]
         SILENT_FIELD_NUMBER: _ClassVar[int]
+        FIRST_PLACE_FIELD_NUMBER: _ClassVar[int]
         dp_rank: int
         group: int
         tier: Tier
@@ -2079,7 +2082,8 @@ class Stimulus(_message.Message):
         block_tokens: int
         authority: Authority
         silent: bool
-        def __init__(self, dp_rank: _Optional[int] = ..., group: _Optional[int] = ..., tier: _Optional[_Union[Tier, str]] = ..., medium: _Optional[str] = ..., capacity_blocks: _Optional[int] = ..., block_tokens: _Optional[int] = ..., authority: _Optional[_Union[Authority, str]] = ..., silent: _Optional[bool] = ...) -> None: ...
+        first_place: int
+        def __init__(self, dp_rank: _Optional[int] = ..., group: _Optional[int] = ..., tier: _Optional[_Union[Tier, str]] = ..., medium: _Optional[str] = ..., capacity_blocks: _Optional[int] = ..., block_tokens: _Optional[int] = ..., authority: _Optional[_Union[Authority, str]] = ..., silent: _Optional[bool] = ..., first_place: _Optional[int] = ...) -> None: ...
     class RequestArrived(_message.Message):
         __slots__ = ("request", "hashes", "prompt_tokens", "output_limit", "priority", "session", "sends", "receives")
         REQUEST_FIELD_NUMBER: _ClassVar[int]

@@ -115,18 +115,16 @@ def _pause(desk: Desk) -> None:
 
 def _scrub(desk: Desk, ns: int) -> None:
     """Move through time: from live back into what this console keeps, along a recording, and back to live."""
-    playback = desk.actions.playback
-    if playback is None:
-        if ns < 0:
-            desk.actions.go_back(-ns, desk.show)
-        elif desk.live.past is None:
-            desk.tell("this is live; ← goes back", "muted")
-        return
-    if desk.looks_back:
+    if desk.live.past is not None:  # shown, or not reached yet
         if not desk.live.move(ns, desk.show):
             desk.to_live()
-    elif not desk.actions.scrub(ns):
-        desk.tell("the recording begins here" if ns < 0 else "the recording ends here", "muted")
+    elif desk.actions.playback is not None:
+        if not desk.actions.scrub(ns):
+            desk.tell("the recording begins here" if ns < 0 else "the recording ends here", "muted")
+    elif ns < 0:
+        desk.actions.go_back(-ns, desk.show)
+    else:
+        desk.tell("this is live; ← goes back", "muted")
 
 
 def _newest_hold(desk: Desk) -> None:

@@ -25,6 +25,7 @@ from kvbm_console.wire.batches import UnreadBatch, pack_events
 from kvbm_console.wire.v1 import console_pb2 as pb
 from tests.server.daemons import daemon_at, published
 from tests.tui.script import Mono, S
+from tui import keys
 from tui.app import ConsoleApp
 from tui.desk import HELP, LOG, RECORD, TIMELINE, Desk
 from tui.keys import press
@@ -214,6 +215,35 @@ async def test_right_returns_to_live_and_so_does_playing_to_the_end() -> None:
         desk.draw(80, 24)
         assert desk.mirror is now
         assert live.session.past is None
+
+
+@pytest.mark.asyncio
+async def test_keys_count_from_the_moment_that_was_asked_for_and_no_other_moment_is_shown(
+    monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(seeks, "SLICE_EVENTS", 100)
+    monkeypatch.setattr(keys, "NEAR_NS", 2 * S)
+    tape = Recording.open(RECORDINGS / "screens" / "run.mcap")
+    async with consoles(tape, random.Random(5)) as (live, replay):
+        desk, now_ns = live.desk, live.session.mirror.facts.at_ns
+        for key in ("left", "left", "right", "left"):
+            press(desk, key)  # the first of these moments is not reached yet
+        await live.until(lambda: desk.looks_back)
+        for console, pressed in ((live, ("right", "left", "left")), (replay, ("right", "right", "left"))):
+            shown = console.desk
+            for key in pressed:
+                playback, before = shown.actions.playback, shown.mirror.facts.seq
+                assert playback is not None
+                press(shown, key)
+                wanted, seen = playback.position_seq + 1, set[int]()
+                while shown.mirror.facts.seq != wanted:
+                    seen.add(shown.mirror.facts.seq)
+                    await asyncio.sleep(0)
+                assert seen == {before}
+                assert shown.mirror.facts.at_ns == playback.state.at_ns
+        playback = desk.actions.playback
+        assert playback is not None
+        assert now_ns - 7 * S < playback.at_ns <= now_ns - 6 * S
 
 
 @pytest.mark.asyncio

@@ -290,6 +290,12 @@ class Mirror(History):
         values, seen = values_of(spine)
         self._begin(state, values, seen, mono_ns)
 
+    def become(self, other: "Mirror") -> None:
+        """Stand where ``other`` stands, with all that it knows; ``other`` is not used any more."""
+        version = self.version + 1
+        vars(self).update(vars(other))
+        self.version = version
+
     def let_go(self, mono_ns: int) -> None:
         """Forget lives, copies and the log: they begin here. The spine goes on."""
         self._begin(self.facts, {name: getattr(self, name) for name in FIELDS}, self.sources.seen, mono_ns)

@@ -33,9 +33,13 @@ async def stand(
 ) -> bool:
     """Reach the place with these facts by folding the events before it, so that views show its past.
 
-    Returns False when the past was folded from the stretch alone, because no spine in front of it is known yet.
+    The mirror shows the place before until this one is reached. Returns False when the past was folded from the stretch
+    alone, because no spine in front of it is known yet.
     """
-    target = state.seq
+    shown, mirror, target = mirror, Mirror(), state.seq
+    assert shown.connected is not None
+    mirror.take(shown.connected, mono())
+    mirror.sources.told = shown.sources.told
     begin = max(tape.first_seq, target - STRETCH_EVENTS)
     kept = spines.spine_before(begin)
     try:
@@ -50,6 +54,7 @@ async def stand(
     await fold_to(mirror, tape, target, mono, breathe, state)
     if mirror.next_seq != target:
         mirror.take(SnapshotTaken(state), mono())
+    shown.become(mirror)
     return kept is not None or begin == tape.first_seq
 
 

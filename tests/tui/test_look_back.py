@@ -247,6 +247,18 @@ async def test_keys_count_from_the_moment_that_was_asked_for_and_no_other_moment
 
 
 @pytest.mark.asyncio
+async def test_the_events_of_the_past_are_spread_over_their_time() -> None:
+    tape = Recording.open(RECORDINGS / "screens" / "run.mcap")
+    async with consoles(tape, random.Random(6)) as (live, _):
+        kept = live.session.reel
+        assert kept is not None
+        pieces = sum(1 for _ in kept._pieces())
+        counts = kept.density(10 * pieces)
+        assert sum(counts) == kept.last_seq - kept.first_seq + 1
+        assert 0 not in counts  # something happens in every 50 ms of this run
+
+
+@pytest.mark.asyncio
 async def test_the_memory_is_bounded_and_the_oldest_events_go(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reel, "EVERY_EVENTS", 1_000)
     tape = Recording.open(RECORDINGS / "screens" / "run.mcap")

@@ -308,12 +308,15 @@ class Reel:
         return self._groups[index].seq if index >= 0 else 0
 
     def density(self, cells: int) -> list[int]:
-        """Events in each of ``cells`` equal parts of the time, a piece at its beginning."""
+        """Events in each of ``cells`` equal parts of the time, those of a piece evenly over its own time."""
         counts = [0] * cells
-        span = max(1, self.last_ns - self.first_ns + 1)
+        begin, span = self.first_ns, max(1, self.last_ns - self.first_ns + 1)
         for piece in self._pieces() if cells else ():
-            at = (piece.first_ns - self.first_ns) * cells // span
-            counts[min(cells - 1, max(0, at))] += piece.end_seq - piece.first_seq
+            low, high = (
+                min(cells - 1, max(0, (at_ns - begin) * cells // span)) for at_ns in (piece.first_ns, piece.last_ns))
+            events, over = piece.end_seq - piece.first_seq, max(1, high - low + 1)  # a clock may step back
+            for part in range(over):
+                counts[low + part] += (part + 1) * events // over - part * events // over
         return counts
 
     def events(self, first_seq: int | None = None) -> Iterator[list[Event]]:

@@ -66,7 +66,8 @@ def minimap(desk: Desk, window: Window, width: int, left: int, now: int) -> Line
     playback = desk.actions.playback
     if playback is not None:
         values: list[float | None] = [float(value) for value in playback.density(cells)]
-        row = Row().put(" whole recording", "muted").to(left).spans(bars.trend(values, desk.glyphs))
+        named = "past kept" if desk.looks_back else "whole recording"
+        row = Row().put(f" {named}", "muted").to(left).spans(bars.trend(values, desk.glyphs))
         return row.zone(left, ("seek", left, cells)).line("", width)
     start = density.start_ns if density.start_ns is not None else now
     span = max(1, now - start)

@@ -12,6 +12,7 @@ from hypothesis import strategies as some
 
 from kvbm_console.analysis.lives import Life, Move
 from kvbm_console.core.ids import SlotState
+from kvbm_console.core.snapshots import decode_facts, encode_facts
 from kvbm_console.core.state import CacheState
 from kvbm_console.recording.reader import Recording
 from kvbm_console.stream.feed import Connected, EventsArrived, SnapshotTaken
@@ -101,3 +102,27 @@ def test_a_jam_is_a_track() -> None:
     assert "at most 3" in row
     levels = [cell for cell in row[26:] if cell.strip()]
     assert [cell for at, cell in enumerate(levels) if not at or levels[at - 1] != cell] == ["▂", "▄", "▆"]
+
+
+def test_nobody_is_said_to_have_waited_before_all_requests_are_known() -> None:
+    script = Script()
+    script.pools()
+    for number in range(3):
+        script.open(f"stuck-{number}", 2)
+    script.wait(9 * S)
+    script.iterate()
+    begun_ns = script.state.at_ns
+    facts = decode_facts(encode_facts(script.state))
+    later = len(script.events)
+    for _ in range(3):
+        script.wait(S)
+        script.iterate()
+    desk = desk_of(script, items=[connected(), SnapshotTaken(facts), EventsArrived(script.events[later:])])
+    desk.go(TIMELINE)
+    press(desk, "z")
+    row = next(row for row in screen(desk, 120, 40) if row.startswith(" waiting"))
+    assert "at most 3" in row
+    assert isinstance(desk.view, Timeline)
+    window = desk.view.window
+    assert window.start_ns < S
+    assert row[26:].index("▆") == (begun_ns - window.start_ns) // window.cell_ns

@@ -191,6 +191,8 @@ class History(Lives):
         self.log: deque[Event] = deque(maxlen=LOG_MAX)
         self.log_total = 0
         """Events that were folded, looked at or passed over."""
+        self.lives_ns: int | None = None
+        """The target's time from which on all lives are known."""
         self.density = Density()
         self.steps: deque[tuple[int, int]] = deque(maxlen=STEPS_MAX)
         """(iteration, at_ns) of the last advances."""
@@ -220,6 +222,7 @@ class History(Lives):
         forgotten = self.archive.bury(life)
         if forgotten is not None:
             self.halves.forget(forgotten)
+            self.lives_ns = max(self.lives_ns or 0, forgotten.closed_ns or 0)
 
     def transfer_ended(self, transfer: Transfer) -> None:
         """Keep a transfer that ended."""
@@ -500,6 +503,8 @@ The rest (evictions by leaders, hits, blocks that moved, stamps of candidates, r
 
 def adopt(history: History, state: CacheState, seen_ns: int, mono_ns: int) -> None:
     """Take over facts; history is known up to ``seen_ns``."""
+    if history.lives_ns is None:
+        history.lives_ns = state.at_ns
     for number in [number for number in history.lives if number not in state.slots]:
         life = history.lives.pop(number)
         life.close(seen_ns, lost=True)

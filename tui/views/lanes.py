@@ -118,6 +118,8 @@ def tracks(
     shown: list[tuple[str, str, list[float | None], float | None, str]] = []
     if len(lives) <= COUNTED_MAX:
         queue = waiting(lives, lines, window, bounds)
+        unknown = ((desk.mirror.lives_ns or 0) - window.start_ns) // window.cell_ns
+        queue[: max(0, unknown)] = [0] * min(window.cells, max(0, unknown))
         most = max(queue, default=0)
         queued = [float(one) or None for one in queue]
         shown.append(("waiting", f"at most {count(most)}", queued, float(max(1, most)), "trend"))

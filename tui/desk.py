@@ -5,7 +5,7 @@ goes to the session, which answers later with a notice. Every frame has exactly 
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
 from kvbm_console.analysis.lints import Level
@@ -15,6 +15,7 @@ from kvbm_console.core.expression import Schema
 from kvbm_console.core.ids import Suspend
 
 from .draw import frame
+from .draw.bars import trend
 from .draw.frame import Hint, message_line
 from .draw.glyphs import UNICODE, Glyphs
 from .draw.spans import BLANK, Line, Row, Span, crop, fit
@@ -26,6 +27,7 @@ from .model.lints import Lints, Warning
 from .model.mirror import Mirror
 from .model.numbers import S, count, cut, duration, plain, plural, wrap
 from .model.places import Mark, Marks, seq_at
+from .model.series import from_left
 from .model.slots import SlotOrder
 from .model.sources import blocks_only
 from .model.stops import Stops
@@ -242,6 +244,19 @@ class Desk:
         self.live.to_live()
         if self.looks_back:
             self.show(self.live)
+
+    @property
+    def known_s(self) -> int:
+        """Seconds of the target's time whose events this console has, the running second included."""
+        start_ns = self.mirror.density.start_ns
+        return 1 if start_ns is None else max(1, self.now_ns // S - start_ns // S + 1)
+
+    def trend(
+        self, values: Sequence[float | None], cells: int, top: float | None = None, role: str = "trend"
+    ) -> list[Span]:
+        """Values of one second each, the newest last, in ``cells``; they fill from the left while the run is young."""
+        shown = from_left(values, self.known_s, cells)
+        return [*trend(shown, self.glyphs, top, role), Span(" " * (cells - len(shown)), "text")]
 
     def select(self, request: str | None) -> None:
         """Choose a request for all views."""

@@ -5,7 +5,10 @@ from hypothesis import strategies as st
 
 from kvbm_console.analysis.lives import Life, Move, Stay
 from kvbm_console.core.ids import SlotState, WaitPoint
-from tests.tui.script import MS, S, Script, opening
+from kvbm_console.core.state import CacheState
+from kvbm_console.stream.feed import EventsArrived, SnapshotTaken
+from tests.tui.desks import desk_of, screen
+from tests.tui.script import MS, S, Script, connected, opening, story
 from tui.draw import bars, table
 from tui.draw.bars import divide
 from tui.draw.frame import Transport, transport_line
@@ -15,7 +18,7 @@ from tui.draw.spans import Line, Row, Span, beside, crop
 from tui.draw.table import Column
 from tui.model.history import PAST_MAX
 from tui.model.mirror import Mirror
-from tui.model.series import Density, Gauge, Sums, known_seconds, percentile, resample
+from tui.model.series import Density, Gauge, Sums, from_left, percentile, resample, window_of
 from tui.model.timeline import LifeOrder
 
 
@@ -52,11 +55,30 @@ def test_divided_cells_add_up(amounts: list[int], cells: int) -> None:
 
 
 def test_a_chart_has_its_labels_and_its_window() -> None:
-    lines = bars.chart("G1 OCCUPANCY", "50 %", [None] * 570 + [0.5] * 30, 4, 10, UNICODE)
+    lines = bars.chart("G1 OCCUPANCY", "50 %", [None] * 570 + [0.5] * 30, 30, 4, 10, UNICODE)
     assert [line.text for line in lines] == [
-        " G1 OCCUPANCY   50 %  last 60 s", "  100           ", "                ", "           █████",
-        "    0      █████",
+        " G1 OCCUPANCY   50 %  last 60 s", "  100      ", "           ", "      █████", "    0 █████",
     ]
+
+
+def test_young_charts_fill_from_the_left_on_one_axis() -> None:
+    script = story()
+    for _ in range(20):
+        script.wait(S)
+        script.iterate()
+    desk = desk_of(items=[connected(), SnapshotTaken(CacheState()), EventsArrived(script.events)], late_ns=0)
+    known = (script.at_ns - script.events[0].at_ns) // S + 1
+    assert desk.known_s == known < 60
+    rows = screen(desk, 200, 60)
+    head = next(row for row in rows if row.startswith(" TIERS"))
+    pool = rows[rows.index(head) + 1]
+    at = head.index("60 s")
+    assert pool[at : at + 8].rstrip() == pool[at : at + 8][: -(-known * 8 // 60)]
+    assert pool[at] != " "
+    early = from_left([*[None] * 35, *[1.0] * 25], 25, 12)
+    late = from_left([*[None] * 50, *[1.0] * 10], 25, 12)
+    assert early == [1.0] * 5
+    assert late == [None, None, None, 1.0, 1.0]
 
 
 def test_columns_stand_still_and_narrow_screens_lose_the_least_important() -> None:
@@ -218,7 +240,7 @@ def test_series_keep_seconds_that_were_not_seen_blank() -> None:
     gauge.set(S, 0.5)
     gauge.set(3 * S, 0.7)
     assert gauge.last(4) == [None, 0.5, 0.5, 0.7]
-    assert known_seconds([None] * 500 + [1.0] * 100) == 120
+    assert [window_of(known) for known in (1, 60, 61, 600, 9_000)] == [60, 60, 120, 600, 600]
 
 
 def test_percentiles_and_resampling() -> None:

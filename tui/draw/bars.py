@@ -6,7 +6,7 @@ Law of this file: values round down to half cells, so a bar is full only when it
 from collections.abc import Sequence
 from functools import lru_cache
 
-from ..model.series import known_seconds, resample, window_text
+from ..model.series import from_left, window_of, window_text
 from .glyphs import Glyphs
 from .spans import Line, Row, Span
 
@@ -79,14 +79,17 @@ def stack(parts: Sequence[tuple[int, str, str]], cells: int) -> list[Span]:
 
 
 def chart(
-    title: str, value: str, values: Sequence[float | None], rows: int, cells: int, glyphs: Glyphs,
+    title: str, value: str, values: Sequence[float | None], known: int, rows: int, cells: int, glyphs: Glyphs,
     role: str = "trend",
 ) -> list[Line]:
-    """A title and ``rows`` of columns on a scale from 0 to 1, labelled 100 and 0; ``values`` are one a second."""
-    seconds = known_seconds(list(values))
+    """A title and ``rows`` of columns on a scale from 0 to 1, labelled 100 and 0.
+
+    ``values`` are one a second, and the run is known for the last ``known`` of them. A young chart fills from the left.
+    """
+    seconds = window_of(known)
     told = f"  last {window_text(seconds)}"
     lines = [Row().put(" ").put(title, "title").put(f"   {value}").put(told, "muted").line()]
-    shown = resample(list(values)[-seconds:], cells)
+    shown = from_left(list(values)[-seconds:], known, cells)
     for row, columns in enumerate(_columns(tuple(shown), rows, glyphs.eighths)):
         label = "100" if row == 0 else "0" if row == rows - 1 else ""
         lines.append(Row().right(label, 5, "faint").put(" ").put(columns, role).line())

@@ -200,10 +200,19 @@ def _stretches(size: int, cells: int) -> list[slice]:
     ]
 
 
-def known_seconds(values: list[float | None]) -> int:
-    """The window for these values, one a second, the newest last."""
-    first = next((index for index, value in enumerate(values) if value is not None), len(values))
-    known = len(values) - first
+def from_left(values: Sequence[float | None], known: int, cells: int) -> list[float | None]:
+    """The cells of a chart whose last ``known`` values are not older than the run: fewer than ``cells`` until it fills.
+
+    >>> from_left([None, None, 1.0, 2.0], 2, 4), from_left([0.0, 0.0, 1.0, 2.0], 9, 4)
+    ([1.0, 2.0], [0.0, 0.0, 1.0, 2.0])
+    """
+    before = max(0, len(values) - known)
+    shown = -(-(len(values) - before) * cells // max(1, len(values)))
+    return resample([*values[before:], *[None] * before], cells)[:shown]
+
+
+def window_of(known: int) -> int:
+    """The window of a long chart of a run that is known for so many seconds."""
     return next((seconds for seconds in WINDOWS_S if known <= seconds), WINDOWS_S[-1])
 
 

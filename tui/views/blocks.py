@@ -15,7 +15,6 @@ from ..draw import bars
 from ..draw.spans import BLANK, Line, Row, beside
 from ..model.numbers import UNKNOWN, count, cut, per_second, percent, plain, plural, spoken, tenth
 from ..model.prefixes import PrefixForest, PrefixRun, prefix_forest, streamed_pools
-from ..model.series import resample
 from ..model.sources import uncertain, watched
 from .engines import engine_name, measured_values, medium_name
 
@@ -91,14 +90,14 @@ def _history(desk: Desk, state: CacheState, source: int, width: int, height: int
     for title, value, measure in (("HIT RATE", rate, Measure.HIT_TOKENS), ("IN USE", used, Measure.USED_PPM)):
         gauge = gauges.get(measure) if gauges is not None else None
         shares = gauge.last(600) if gauge is not None else [None] * 600
-        charts.append(bars.chart(title, value, shares, rows, width // 2 - 10, desk.glyphs))
+        charts.append(bars.chart(title, value, shares, desk.known_s, rows, width // 2 - 10, desk.glyphs))
     lines += beside(charts[0], charts[1], width // 2)
     cells = max(10, width - 40)
     for name, measure in (("running", Measure.RUNNING), ("waiting", Measure.WAITING)):
         gauge = gauges.get(measure) if gauges is not None else None
         row = Row().put(f" {name}", "muted").to(11).right(count(values.get(name)), 20)
         if gauge is not None:
-            row.to(22).spans(bars.trend(resample(gauge.last(300), cells), desk.glyphs))
+            row.to(22).spans(desk.trend(gauge.last(300), cells))
         lines.append(row.line("", width))
     for pool in streamed_pools(state, source):
         for name, flow in (("stored", desk.mirror.flows.stored), ("evicted", desk.mirror.flows.evicted)):
@@ -106,7 +105,7 @@ def _history(desk: Desk, state: CacheState, source: int, width: int, height: int
             row = Row().put(f" {pool.info.tier.name} {name}", "muted")
             row.to(11).right(per_second(sums.rate(desk.now_ns) if sums is not None else 0.0) + "/s", 20)
             if sums is not None:
-                row.to(22).spans(bars.trend(resample(sums.last(300, desk.now_ns), cells), desk.glyphs))
+                row.to(22).spans(desk.trend(sums.last(300, desk.now_ns), cells))
             lines.append(row.line("", width))
     return lines
 

@@ -15,10 +15,9 @@ from kvbm_console.core.tiers import PoolFacts
 from kvbm_console.stream.publishers import measure_texts
 
 from ..desk import Desk
-from ..draw import bars
 from ..draw.spans import Line, Row
 from ..model.numbers import UNKNOWN, count, cut, cut_middle, per_second, percent, plain, plural, spoken, tenth
-from ..model.series import Sums, resample
+from ..model.series import Sums
 from ..model.sources import TapCost, pools_of, uncertain, watched
 
 NAME_WIDTH = 32
@@ -294,5 +293,5 @@ def _pool(desk: Desk, state: CacheState, pool: PoolFacts, width: int, *, told: b
         if width > least:
             row.right(value, end, role)
     if width >= 74 + TREND_CELLS and stored is not None and not over:
-        row.to(74).spans(bars.trend(resample(stored.last(60, now), TREND_CELLS), desk.glyphs))
+        row.to(74).spans(desk.trend(stored.last(60, now), TREND_CELLS))
     return row.line("", width)

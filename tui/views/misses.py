@@ -192,17 +192,20 @@ def _ink(desk: Desk, fate: Fate, cells: int) -> Span:
     return Span(("█" if desk.glyphs.pixels else LETTERS[fate]) * cells, ROLES[fate])
 
 
-def window_s(desk: Desk) -> int:
-    """Seconds from the left of the chart to now: as many as there are, up to the longest window."""
+def window_s(desk: Desk) -> tuple[int, int]:
+    """(seconds that the chart has room for, how many of them have passed): it fills from the left."""
     began_ns = desk.mirror.fates.since_ns
-    since = S if began_ns is None else desk.now_ns - began_ns
-    return next((known for known in WINDOWS_S if known * S >= since), WINDOWS_S[-1])
+    passed = 1 if began_ns is None else desk.now_ns // S - began_ns // S + 1
+    window = next((known for known in WINDOWS_S if known >= passed), WINDOWS_S[-1])
+    return window, min(window, passed)
 
 
 def chart(desk: Desk, width: int, rows: int) -> list[Line]:
     """Columns of time, each full: the share of each fate of the blocks asked for then; blank without admissions."""
-    seconds, cells, series = window_s(desk), width - 8, desk.mirror.fates.series
-    values = {fate: [value or 0.0 for value in each.last(seconds, desk.now_ns)] for fate, each in series.items()}
+    (seconds, passed), cells, series = window_s(desk), width - 8, desk.mirror.fates.series
+    later = [0.0] * (seconds - passed)
+    values = {
+        fate: [*(value or 0.0 for value in each.last(passed, desk.now_ns)), *later] for fate, each in series.items()}
     columns: list[list[Fate | None]] = []
     for cell in range(cells):
         low, high = cell * seconds // cells, max(cell * seconds // cells + 1, (cell + 1) * seconds // cells)
@@ -217,7 +220,8 @@ def chart(desk: Desk, width: int, rows: int) -> list[Line]:
             length = len(list(run))
             line.spans([Span(" " * length, "text") if fate is None else _ink(desk, fate, length)])
         lines.append(line.line("", width))
-    axis = Row().to(6).put(f"−{window_text(seconds)}", "faint").right("now", 6 + cells, "faint")
+    axis = Row().to(6).put(f"−{window_text(passed)}", "faint")
+    axis.right("now", max(axis.x + 4, 6 - (-passed * cells // seconds)), "faint")
     return [*lines, axis.line("", width)]
 
 

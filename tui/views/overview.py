@@ -18,7 +18,6 @@ from ..draw.spans import BLANK, Line, Row, beside, fit
 from ..draw.words import TIER_WORDS
 from ..model.lints import Warning, copy_level, ended_text, tally
 from ..model.numbers import S, clauses, count, cut, duration, flow, per_second, percent, plain, shares, spoken, tenth
-from ..model.series import resample
 from ..model.slots import SlotRow
 from ..model.sources import blocks_only, uncertain
 from .blocks import history_section, lives_section
@@ -46,19 +45,13 @@ SIDE = 76
 THIRD = 131
 
 
-def known_window_s(desk: Desk) -> int:
-    """Seconds of WINDOW_S whose events this console has; fewer soon after the console connected."""
-    start = desk.mirror.density.start_ns
-    return WINDOW_S if start is None else max(1, min(WINDOW_S, (desk.now_ns - start) // S + 1))
-
-
 def cache_section(desk: Desk, state: CacheState, width: int, *, trends: bool = True) -> list[Line]:
     """The hit rate of the last minute with its denominator, its parts, and a bar of them."""
     asked, hits = desk.mirror.flows.hit_shares(desk.now_ns)
     total, parts, miss = shares(hits, asked)
     tiers = [tier for tier in (Tier.G1, Tier.G2, Tier.G3, Tier.G4) if hits[tier - 1] or tier is not Tier.G4]
     denominator = f"of {count(asked)} prompt blocks" if asked else "no prompt yet"
-    lines = [desk.title("CACHE", f"hit rate, last {known_window_s(desk)} s, {denominator}")]
+    lines = [desk.title("CACHE", f"hit rate, last {min(WINDOW_S, desk.known_s)} s, {denominator}")]
     row = Row().put(" ").put(f"{total} %" if asked else "–", "strong").to(9)
     tail = Row()
     for tier in tiers:
@@ -66,8 +59,7 @@ def cache_section(desk: Desk, state: CacheState, width: int, *, trends: bool = T
     tail.put("miss ", "muted").put(miss, "text")
     cells = max(0, width - 38 - row.x - 2) if width >= 71 else 0
     if trends and cells:
-        values = resample(desk.mirror.flows.hit_rate.last(60), cells)
-        row.spans(bars.trend(values, desk.glyphs, 1.0)).put("   ")
+        row.spans(desk.trend(desk.mirror.flows.hit_rate.last(60), cells, 1.0)).put("   ")
     row.add(tail.line())
     lines.append(row.line("", width))
     stack = [
@@ -112,7 +104,7 @@ def _tier_line(desk: Desk, state: CacheState, pool: PoolFacts, bar: int, spark: 
     row.right(share, end + 38, "text" if gone else "muted")
     gauge = flows.occupancy.get(pool.info.pool)
     if spark and gauge is not None:
-        row.to(end + 40).spans(bars.trend(resample(gauge.last(60), spark), desk.glyphs, 1.0, tier.name.lower()))
+        row.to(end + 40).spans(desk.trend(gauge.last(60), spark, 1.0, tier.name.lower()))
     return row.line()
 
 
@@ -139,7 +131,7 @@ def flows_section(
         row.right(str(queued), 29, "caution" if route in slow else "text").right(str(moving), 37)
         row.right(duration(p50), 45).right(duration(p99), 53, "caution" if route in slow else "text")
         if trends and known is not None:
-            row.to(55).spans(bars.trend(resample(known.blocks.last(60, now), 16), desk.glyphs))
+            row.to(55).spans(desk.trend(known.blocks.last(60, now), 16))
         lines.append(row.line("", width))
     if len(lines) == 1:
         lines.append(Row().put(" no transfer yet", "muted").line())
@@ -196,7 +188,7 @@ def engine_section(desk: Desk, state: CacheState, cells: int) -> list[Line]:
         ("tokens/s", tokens, mirror.flows.about(now) + per_second(tokens.rate(now))), ("events", events, each),
     ):
         row = Row().put(name, "muted").to(10)
-        row.spans(bars.trend(resample(series.last(60, now), cells), desk.glyphs))
+        row.spans(desk.trend(series.last(60, now), cells))
         lines.append(row.right(told, 10 + cells + 8).line())
     return lines
 
@@ -232,8 +224,8 @@ def charts_section(desk: Desk, state: CacheState, width: int, number: int, rows:
     flows = desk.mirror.flows
     pitch = -(-(width + 1) // number)
     asked, hits = flows.hit_shares(desk.now_ns)
-    rate = bars.chart("HIT RATE", f"{shares(hits, asked)[0]} %" if asked else "–", flows.hit_rate.last(600), rows,
-                      pitch - 11, desk.glyphs)
+    rate = bars.chart("HIT RATE", f"{shares(hits, asked)[0]} %" if asked else "–", flows.hit_rate.last(600),
+                      desk.known_s, rows, pitch - 11, desk.glyphs)
     pools = sorted(state.pools, key=lambda pool: pool.info.tier)[: number - 1]
     return beside(occupancy_charts(desk, pools, width, number, rows), rate, len(pools) * pitch)
 

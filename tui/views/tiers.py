@@ -16,7 +16,7 @@ from ..draw.table import MOVES, moved
 from ..draw.words import TIER_WORDS
 from ..model.flows import TIERS as ALL_TIERS
 from ..model.numbers import brief, count, cut, duration, per_second, percent, plain, tenth
-from ..model.series import known_seconds, resample, window_text
+from ..model.series import window_of, window_text
 from ..model.sources import WATCHED, uncertain, watched
 from .blocks import lives_section
 from .engines import engines_section, legend
@@ -222,7 +222,7 @@ def _numbers(desk: Desk, pool: PoolFacts, width: int, *, low: bool) -> Line:
     row = Row().put(" evict/s ", "muted").put(per_second(evicted.rate(now)) if evicted is not None else "0", "text")
     row.put(" ")
     if evicted is not None:
-        row.spans(bars.trend(resample(evicted.last(60, now), cells), desk.glyphs))
+        row.spans(desk.trend(evicted.last(60, now), cells))
     row.to(19 + cells)
     state = desk.mirror.facts
     back, gone = flows.thrash_share(state, tier, now)
@@ -264,13 +264,13 @@ def _prefetched(state: CacheState, pool: PoolFacts) -> str:
 
 
 def _occupancy_row(desk: Desk, pools: list[PoolFacts], width: int) -> Line:
-    seconds = max((known_seconds(gauge.last(600)) for gauge in desk.mirror.flows.occupancy.values()), default=60)
+    seconds = window_of(desk.known_s)
     row = Row().put(" OCCUPANCY", "title").put(f" last {window_text(seconds)}", "muted")
     for pool in pools[:4]:
         gauge = desk.mirror.flows.occupancy.get(pool.info.pool)
         if gauge is not None:
             row.put(f"   {pool.info.tier.name} ", "muted")
-            row.spans(bars.trend(resample(gauge.last(seconds), 12), desk.glyphs, 1.0, pool.info.tier.name.lower()))
+            row.spans(desk.trend(gauge.last(seconds), 12, 1.0, pool.info.tier.name.lower()))
     return row.line("", width - 1)
 
 
@@ -282,7 +282,7 @@ def occupancy_charts(desk: Desk, pools: list[PoolFacts], width: int, number: int
         gauge = desk.mirror.flows.occupancy.get(pool.info.pool)
         values: list[float | None] = gauge.last(600) if gauge is not None else [None] * 600
         chart = bars.chart(f"{pool.info.tier.name} OCCUPANCY", percent(pool.resident_blocks, pool.info.capacity_blocks),
-                           values, rows, pitch - 11, desk.glyphs, pool.info.tier.name.lower())
+                           values, desk.known_s, rows, pitch - 11, desk.glyphs, pool.info.tier.name.lower())
         lines = beside(lines, chart, index * pitch)
     return lines
 

@@ -28,7 +28,6 @@ from ..draw.table import MOVES, Column, Order, Table, as_table, fields_of, moved
 from ..model.lints import copy_level
 from ..model.mirror import Mirror
 from ..model.numbers import S, count, cut, duration, flow, plain, size, spoken
-from ..model.series import resample
 from .blocks import tiers_section
 
 ENDED_SHOWN_NS: Final = 10 * S
@@ -326,7 +325,7 @@ class Transfers(View):
             rate = flow(known.blocks.rate(now) if known is not None else 0, each, " " if wide else "")
             row.right(rate, rate_end).right(duration(p50), rate_end + 6).right(duration(p99), rate_end + 12)
             if known is not None:
-                row.to(spark_at).spans(bars.trend(resample(known.blocks.last(60, now), 12), desk.glyphs))
+                row.to(spark_at).spans(desk.trend(known.blocks.last(60, now), 12))
                 row.to(latency_at).spans(_histogram(known.latencies.window(now), cells, desk))
             lines.append(row.line("", width - 1))
         return lines

@@ -1,5 +1,6 @@
 """The canvas: what it writes by itself is what the framework would have written, and nothing twice."""
 
+import colorsys
 import itertools
 import re
 from math import dist
@@ -107,6 +108,17 @@ def test_a_tier_has_its_own_colour_in_every_view(name: str) -> None:
         for other in (*STATES, *(each for each in TIERS if each != tier)):
             assert dist(lab(colours[tier]), lab(colours[other])) >= 20, (tier, other)
         assert Theme(name).style(tier).color == Theme(name).style(f"fill.{tier}").color
+
+
+@pytest.mark.parametrize("name", ["dark", "light"])
+def test_orange_is_for_trouble_alone(name: str) -> None:
+    orange = set()
+    for role, colour in {"dark": DARK, "light": LIGHT}[name].items():
+        red, green, blue = (int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5))
+        hue, _, _ = colorsys.rgb_to_hls(red, green, blue)
+        if 15 <= hue * 360 <= 45 and max(red, green, blue) - min(red, green, blue) > 0.1:
+            orange.add(role)
+    assert orange == {"caution", "cautionground", "heldground"}
 
 
 @pytest.mark.parametrize("name", ["ansi", "ansi-light"])

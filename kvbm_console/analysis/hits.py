@@ -23,7 +23,7 @@ from kvbm_console.core.leader.memory import LiveMemory
 from kvbm_console.core.slots import SlotFacts
 from kvbm_console.core.stimuli import Stimulus
 from kvbm_console.recording import format as fmt
-from kvbm_console.recording.decode import decode_state, decode_stimuli
+from kvbm_console.recording.decode import decode_keyframe, decode_state, decode_stimuli
 from kvbm_console.recording.reader import Recording
 
 Progress = Callable[[int, int], None]
@@ -142,7 +142,7 @@ def _stretches(recording: Recording, leader: ProbedLeader) -> Iterator[list[Stim
     restored = False
     for frame in recording.frames():
         if frame.channel == fmt.KEYFRAMES:
-            keyframe = fmt.decode_keyframe(frame.data)
+            keyframe = decode_keyframe(frame, recording.path)
             if keyframe.complete and (not restored or leader.state.seq != keyframe.seq):
                 leader.state = decode_state(keyframe, recording.path)
                 leader.live_memory = LiveMemory.restore(keyframe.memory, leader.state.pools)

@@ -126,6 +126,37 @@ def copied(column: Column, places: int | None = None) -> Column:
     return copy
 
 
+class SparseBytes:
+    """Bytes of a known number that come piece by piece. Those that are zero take no memory.
+
+    >>> found = SparseBytes(5)
+    >>> for piece in (b"ab", bytes(2), b"c"):
+    ...     found.write(piece)
+    >>> found.full, found.view.hex()
+    (True, '6162000063')
+    """
+
+    def __init__(self, size: int) -> None:
+        self.view: memoryview = zeros("B", size)
+        self._written = 0
+
+    @property
+    def full(self) -> bool:
+        """True if all have come."""
+        return self._written == len(self.view)
+
+    def write(self, piece: bytes | memoryview) -> None:
+        """Add the next bytes. Raises ``ValueError`` beyond the number."""
+        whole = memoryview(piece).cast("B")
+        if len(whole) > len(self.view) - self._written:
+            raise ValueError(f"there are more than {len(self.view)} bytes")
+        for at in range(0, len(whole), len(_ZEROS)):
+            part = whole[at : at + len(_ZEROS)]
+            if not _ZEROS.startswith(part):
+                self.view[self._written : self._written + len(part)] = part
+            self._written += len(part)
+
+
 def used(*columns: Column) -> Iterator[slice]:
     """The stretches of places that hold all values other than zero of these columns, in their order.
 

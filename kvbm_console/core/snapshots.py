@@ -11,7 +11,7 @@ import msgspec
 import xxhash
 
 from kvbm_console.core.chains import LIVES, BlockMark, Chains
-from kvbm_console.core.columns import MAPPED_FROM_BYTES, Column, copied, used
+from kvbm_console.core.columns import MAPPED_FROM_BYTES, Column, SparseBytes, copied, used
 from kvbm_console.core.errors import FoldError
 from kvbm_console.core.holds import BreakpointFacts, FreezeFacts, HoldFacts
 from kvbm_console.core.ids import EMPTY_HASH, Authority, Measure, Tier, WaitPoint
@@ -157,6 +157,15 @@ def encode_facts(state: CacheState) -> bytes:
     return b"".join(_pieces(_pack(state)))
 
 
+def sparse_facts(state: CacheState) -> memoryview:
+    """The same bytes, of which long stretches of zeros take no memory."""
+    pieces = list(_pieces(_pack(state)))
+    facts = SparseBytes(sum(memoryview(piece).nbytes for piece in pieces))
+    for piece in pieces:
+        facts.write(piece)
+    return facts.view
+
+
 def _pieces(part: Any) -> Iterator[bytes | Column]:
     """The canonical msgpack of this part of the facts. Mapped columns are the state's own, so a digest copies none."""
     if isinstance(part, memoryview):
@@ -187,7 +196,7 @@ def _head(size: int, *forms: tuple[int, int]) -> bytes:
     return bytes([code]) + size.to_bytes(width, "big")
 
 
-def decode_facts(data: bytes) -> CacheState:
+def decode_facts(data: bytes | memoryview) -> CacheState:
     """The state of a snapshot. Raises ``FoldError`` when this version cannot read the bytes."""
     try:
         facts = _DECODER.decode(data)

@@ -19,11 +19,11 @@ from kvbm_console.core.errors import KvbmConsoleError, NotFound, RecordingError,
 from kvbm_console.core.events import Event, InvariantViolated
 from kvbm_console.core.expression import compile_event_filter
 from kvbm_console.core.leader import Leader
-from kvbm_console.core.snapshots import encode_facts
+from kvbm_console.core.snapshots import digest, sparse_facts
 from kvbm_console.core.state import CacheState
 from kvbm_console.core.stimuli import Stimulus
 from kvbm_console.recording import format as fmt
-from kvbm_console.recording.decode import FOLD_ERRORS, decode_events, decode_stimuli
+from kvbm_console.recording.decode import FOLD_ERRORS, decode_events, decode_keyframe, decode_stimuli
 from kvbm_console.recording.format import About, Frame, Gap, Keyframe
 from kvbm_console.recording.output import (
     Made,
@@ -56,7 +56,7 @@ def cut(recording: Recording, first: int, last: int, target: Path) -> Made:
         recording.segments[0].about, segment=1, first_seq=begin.seq,
         labels={**recording.segments[0].about.labels, "cut_from": recording.path.name},
     )
-    keyframe = Keyframe(begin.seq, memory is not None, encode_facts(state), memory or b"")
+    keyframe = Keyframe(begin.seq, memory is not None, sparse_facts(state), memory or b"")
     first_ns = min(state.at_ns, begin.at_ns)
     return write_recording(target, about, _frames(recording, about, keyframe, begin, last, first_ns))
 
@@ -129,7 +129,7 @@ def _memory_before(recording: Recording, begin: Event, state: CacheState) -> byt
                 leader.handle(stimulus)
     except (*FOLD_ERRORS, KvbmConsoleError, msgspec.MsgspecError):
         return None  # written by a leader that decided otherwise
-    return leader.export() if encode_facts(leader.state) == encode_facts(state) else None
+    return leader.export() if leader.digest() == digest(state) else None
 
 
 def _undone(recording: Recording, first: int, end: int) -> dict[int, Event]:
@@ -182,7 +182,7 @@ def _frames(
                 yield frame if len(events) == frame.count else event_frame(about, events)
                 next_seq, end_ns = events[-1].seq + 1, events[-1].at_ns
         elif frame.channel == fmt.KEYFRAMES and frame.first_seq > begin.seq:
-            rerunnable |= fmt.decode_keyframe(frame.data).complete
+            rerunnable |= decode_keyframe(frame, recording.path).complete
             yield frame
         elif frame.channel == fmt.MARKS and frame.first_seq > begin.seq:
             mark = fmt.decode_mark(frame.data)

@@ -15,17 +15,17 @@ from kvbm_console.core.snapshots import decode_facts
 from kvbm_console.core.state import CacheState
 from kvbm_console.core.stimuli import Stimulus
 from kvbm_console.recording import format as fmt
-from kvbm_console.recording.format import Frame, Keyframe, KeyframePart
+from kvbm_console.recording.format import Frame, Keyframe, KeyframePart, Unpacker
 from kvbm_console.wire.batches import MalformedBatch, NewerSchema, unpack_events, unpack_stimuli
 
 FOLD_ERRORS: Final = (FoldError, InternalError, LookupError, ValueError, TypeError, AttributeError, OverflowError)
 """Errors that folding the events of a hostile or foreign file has been seen to raise."""
 
 
-def parts_of(frames: Iterable[Frame]) -> list[bytes]:
+def parts_of(frames: Iterable[Frame]) -> Iterator[bytes]:
     """The parts of packed keyframes among these frames, in order."""
     marks = (fmt.decode_mark(frame.data) for frame in frames if frame.channel == fmt.MARKS)
-    return [mark.data for mark in marks if isinstance(mark, KeyframePart)]
+    return (mark.data for mark in marks if isinstance(mark, KeyframePart))
 
 
 def unpacked_frames(frames: Iterable[Frame], path: Path) -> Iterator[Frame]:
@@ -33,37 +33,36 @@ def unpacked_frames(frames: Iterable[Frame], path: Path) -> Iterator[Frame]:
 
     A keyframe whose parts stand in front of the first frame is left out.
     """
-    parts: list[bytes] = []
-    first = True
+    unpacker, first = Unpacker(), True
     for frame in frames:
-        part = parts_of([frame])
-        if part:
-            parts += part
+        part = next(parts_of([frame]), None)
+        if part is not None:
+            unpacker.add(part)
             continue
-        if frame.channel == fmt.KEYFRAMES:
-            keyframe = decode_keyframe(frame, path)
-            if keyframe.parts:
-                if not first or parts:
-                    data = fmt.encode_item(unpack(keyframe, parts, path))
-                    yield msgspec.structs.replace(frame, data=data)
-                parts, first = [], False
-                continue
-        parts, first = [], False
-        yield frame
+        keyframe = decode_keyframe(frame, path) if frame.channel == fmt.KEYFRAMES else None
+        if keyframe is None or not keyframe.parts:
+            yield frame
+        elif unpacker.parts or not first:
+            yield msgspec.structs.replace(frame, data=b"", keyframe=unpack(keyframe, unpacker, path))
+        first = False
+        if unpacker.parts:
+            unpacker = Unpacker()
 
 
 def decode_keyframe(frame: Frame, path: Path) -> Keyframe:
-    """The keyframe of a frame, packed or not. Raises ``CorruptRecording``."""
+    """The keyframe of a frame; one that is packed and was not unpacked has ``parts``. Raises ``CorruptRecording``."""
+    if frame.keyframe is not None:
+        return frame.keyframe
     try:
         return fmt.decode_keyframe(frame.data)
     except (msgspec.MsgspecError, RecursionError) as error:
         raise CorruptRecording(f"{path.name}: a keyframe cannot be read: {error}") from None
 
 
-def unpack(keyframe: Keyframe, parts: list[bytes], path: Path) -> Keyframe:
+def unpack(keyframe: Keyframe, unpacker: Unpacker, path: Path) -> Keyframe:
     """A packed keyframe unpacked. Raises ``CorruptRecording``."""
     try:
-        return fmt.unpack_keyframe(keyframe, parts)
+        return unpacker.keyframe(keyframe)
     except msgspec.DecodeError as error:
         raise CorruptRecording(f"{path.name}: the keyframe at event {keyframe.seq} cannot be read: {error}") from None
 

@@ -29,7 +29,7 @@ import struct
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import msgspec
 import zstandard
@@ -37,6 +37,7 @@ from mcap.data_stream import RecordBuilder
 from mcap.records import Channel, Header, Metadata, Schema
 from mcap.writer import MCAP0_MAGIC
 
+from kvbm_console.core.columns import SparseBytes
 from kvbm_console.core.config import LeaderConfig
 from kvbm_console.core.events import FORMAT_MINOR
 from kvbm_console.core.snapshots import packed_elsewhere
@@ -60,6 +61,8 @@ PART_BYTES: Final = 16 * 1024 * 1024
 """Bytes of a part of a packed keyframe."""
 KEYFRAME_BYTES_MAX: Final = 1024 * 1024 * 1024
 """Largest facts and memory of a keyframe together, unpacked: facts of ``POOLS_BLOCKS_MAX`` places are 0.7 GB."""
+WINDOW_BYTES_MAX: Final = 8 * 1024 * 1024
+"""Largest zstd window of a packed keyframe, which takes so much memory while it is unpacked. Ours have 512 KiB."""
 PREAMBLE_BYTES_MAX: Final = 1024 * 1024
 """A preamble has about 4 KB, half of it the schema."""
 SUMMARY_BYTES_MAX: Final = 16 * 1024 * 1024
@@ -118,13 +121,19 @@ def block_label(block_bytes: int | None) -> dict[str, str]:
     return {} if block_bytes is None else {BLOCK_BYTES: str(block_bytes)}
 
 
+if TYPE_CHECKING:
+    Bytes: TypeAlias = bytes | memoryview
+else:
+    Bytes = memoryview  # what is read is a view; msgspec has no decoder for both
+
+
 class Keyframe(msgspec.Struct, frozen=True):
     """Full facts before event ``seq``. A complete keyframe has the leader's memory too, so decisions replay from it."""
 
     seq: int
     complete: bool
-    facts: bytes
-    memory: bytes = msgspec.field(name="aids")
+    facts: Bytes
+    memory: Bytes = msgspec.field(name="aids")
     about: About | None = None
     parts: int = 0
     """Packed: so many marks ``KeyframePart`` in front of this frame hold facts and memory."""
@@ -181,6 +190,8 @@ class Frame(msgspec.Struct, frozen=True, gc=False):
     log_ns: int
     publish_ns: int
     data: bytes
+    keyframe: Keyframe | None = None
+    """A keyframe that was unpacked, or is still to be encoded; then there are no data."""
 
     @property
     def end_seq(self) -> int:
@@ -225,7 +236,7 @@ def encode_item(item: Keyframe | Mark) -> bytes:
 
 
 def encode_keyframe(keyframe: Keyframe) -> list[tuple[int, bytes]]:
-    """The frames of a keyframe as (channel, data), its parts first; ``unpack_keyframe`` is the inverse."""
+    """The frames of a keyframe as (channel, data), its parts first; ``Unpacker`` is the inverse."""
     size = len(keyframe.facts) + len(keyframe.memory)
     if size < PACKED_FROM_BYTES:
         return [(KEYFRAMES, encode_item(keyframe))]
@@ -241,11 +252,11 @@ def encode_keyframe(keyframe: Keyframe) -> list[tuple[int, bytes]]:
 
 def divided(frame: Frame) -> list["Frame"]:
     """The frames as which the keyframe is written, because a keyframe may be larger than a frame."""
-    if frame.channel != KEYFRAMES or len(frame.data) < PACKED_FROM_BYTES:
+    if frame.channel != KEYFRAMES or (frame.keyframe is None and len(frame.data) < PACKED_FROM_BYTES):
         return [frame]
     return [
-        msgspec.structs.replace(frame, channel=channel, data=data)
-        for channel, data in encode_keyframe(decode_keyframe(frame.data))
+        msgspec.structs.replace(frame, channel=channel, data=data, keyframe=None)
+        for channel, data in encode_keyframe(frame.keyframe or decode_keyframe(frame.data))
     ]
 
 
@@ -368,24 +379,53 @@ def decode_keyframe(data: bytes) -> Keyframe:
     return keyframe
 
 
-def unpack_keyframe(keyframe: Keyframe, parts: Sequence[bytes]) -> Keyframe:
-    """The whole keyframe, given the parts in front of it. Raises ``msgspec.DecodeError`` when they do not fit."""
-    size = keyframe.facts_bytes + keyframe.memory_bytes
-    if min(keyframe.facts_bytes, keyframe.memory_bytes) < 0 or size > KEYFRAME_BYTES_MAX:
-        raise msgspec.DecodeError(f"it claims {size} bytes, above the limit of {KEYFRAME_BYTES_MAX}")
-    if len(parts) != keyframe.parts:
-        raise msgspec.DecodeError(f"it has {len(parts)} of its {keyframe.parts} parts")
-    body = b"".join(parts)
-    try:
-        if zstandard.frame_content_size(body) != size:
+class Unpacker:
+    """A packed keyframe whose parts come one by one. It takes memory for what they hold, not for what they claim."""
+
+    def __init__(self) -> None:
+        self.parts = 0
+        """Parts that have come."""
+        self._whole = SparseBytes(0)
+        self._writer: zstandard.ZstdDecompressionWriter | None = None
+        self._refused = ""
+        """Why the parts are no keyframe."""
+
+    def add(self, part: bytes) -> None:
+        """Unpack the next part. ``keyframe`` tells the errors, since no keyframe needs the parts that none follows."""
+        self.parts += 1
+        if self._refused:
+            return
+        try:
+            if self._writer is None:
+                size = zstandard.frame_content_size(part)
+                if not 0 <= size <= KEYFRAME_BYTES_MAX:
+                    raise ValueError
+                self._whole = SparseBytes(size)
+                unpacker = zstandard.ZstdDecompressor(max_window_size=WINDOW_BYTES_MAX)
+                self._writer = unpacker.stream_writer(self._whole)  # type: ignore[arg-type]  # it writes and no more
+            self._writer.write(part)
+        except ValueError:
+            self._refused = "its parts are not as large as it claims"
+        except zstandard.ZstdError as error:
+            self._refused = f"its parts cannot be unpacked: {error}"
+
+    def keyframe(self, head: Keyframe) -> Keyframe:
+        """The whole keyframe, behind its last part. Raises ``msgspec.DecodeError`` when the parts do not fit."""
+        size, found = head.facts_bytes + head.memory_bytes, self._whole.view
+        if min(head.facts_bytes, head.memory_bytes) < 0 or size > KEYFRAME_BYTES_MAX:
+            raise msgspec.DecodeError(f"it claims {size} bytes, above the limit of {KEYFRAME_BYTES_MAX}")
+        if self.parts != head.parts:
+            raise msgspec.DecodeError(f"it has {self.parts} of its {head.parts} parts")
+        if self._refused:
+            raise msgspec.DecodeError(self._refused)
+        if len(found) != size:
             raise msgspec.DecodeError("its parts are not as large as it claims")
-        whole = zstandard.ZstdDecompressor().decompress(body)
-    except zstandard.ZstdError as error:
-        raise msgspec.DecodeError(f"its parts cannot be unpacked: {error}") from None
-    return msgspec.structs.replace(
-        keyframe, facts=whole[: keyframe.facts_bytes], memory=whole[keyframe.facts_bytes :], parts=0, facts_bytes=0,
-        memory_bytes=0,
-    )
+        if not self._whole.full:
+            raise msgspec.DecodeError("its parts cannot be unpacked: they end too early")
+        return msgspec.structs.replace(
+            head, facts=found[: head.facts_bytes], memory=found[head.facts_bytes :], parts=0, facts_bytes=0,
+            memory_bytes=0,
+        )
 
 
 def decode_mark(data: bytes) -> Mark | None:

@@ -493,7 +493,7 @@ class _Merge:
         self.since_keyframe = 0
         keyframe = Keyframe(self.whole.seq, False, encode_facts(self.whole), b"")
         frame = keyframe_frame(self.about, keyframe, self.whole.at_ns)
-        return frame if first else msgspec.structs.replace(frame, data=fmt.encode_item(keyframe))
+        return frame if first else msgspec.structs.replace(frame, keyframe=keyframe)
 
 
 def _happenings(

@@ -147,10 +147,9 @@ def write_recording(path: Path, about: About, frames: Iterable[Frame]) -> Made:
 
 
 def keyframe_frame(about: About, keyframe: Keyframe, at_ns: int) -> Frame:
-    """The first frame of a recording: it repeats the preamble's metadata."""
-    data = fmt.encode_item(msgspec.structs.replace(keyframe, about=about))
+    """The first frame of a recording: it repeats the preamble's metadata. ``divided`` encodes it."""
     at = about.clock_anchor_ns + at_ns
-    return Frame(fmt.KEYFRAMES, keyframe.seq, 0, at, at, data)
+    return Frame(fmt.KEYFRAMES, keyframe.seq, 0, at, at, b"", msgspec.structs.replace(keyframe, about=about))
 
 
 def end_frame(about: About, last_seq: int, at_ns: int) -> Frame:

@@ -9,6 +9,7 @@ behind a gap are told only from the next keyframe on.
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,7 +28,16 @@ from kvbm_console.recording.decode import (
     unpack,
     unpacked_frames,
 )
-from kvbm_console.recording.format import Frame, Gap, IndexEntry, Keyframe, Mark, SegmentEnd, segment_number
+from kvbm_console.recording.format import (
+    Frame,
+    Gap,
+    IndexEntry,
+    Keyframe,
+    Mark,
+    SegmentEnd,
+    Unpacker,
+    segment_number,
+)
 from kvbm_console.recording.recover import active_segments
 from kvbm_console.recording.scan import Torn
 from kvbm_console.recording.segments import Segment, newer_segments, open_segment, refreshed
@@ -252,14 +262,18 @@ class Recording:
         keyframe = _keyframe_of(segment, entry)
         if not keyframe.parts:
             return keyframe
-        parts: list[bytes] = []
-        while len(parts) < keyframe.parts and place and self._places[place - 1][0] is segment:
-            place -= 1
-            found = parts_of(segment.frames(self._places[place][1]))
-            if not found:
+        first, found = place, 0
+        while found < keyframe.parts and first and self._places[first - 1][0] is segment:
+            more = sum(1 for _ in parts_of(segment.frames(self._places[first - 1][1])))
+            if not more:
                 break
-            parts = found + parts
-        return unpack(keyframe, parts[-keyframe.parts :], segment.path)
+            first, found = first - 1, found + more
+        # Read again, because together the parts may take more memory than what they hold.
+        parts = (part for _, each in self._places[first:place] for part in parts_of(segment.frames(each)))
+        unpacker = Unpacker()
+        for part in islice(parts, max(0, found - keyframe.parts), None):
+            unpacker.add(part)
+        return unpack(keyframe, unpacker, segment.path)
 
     def keyframe_before(self, seq: int) -> int | None:
         """Number of the event that the last keyframe not behind event ``seq`` precedes."""
@@ -436,7 +450,7 @@ class Items:
         for frame in recording.frames(None if old is None else max(0, old - 1)):
             if frame.channel == fmt.KEYFRAMES:
                 if not self._known and (self._seen is None or frame.first_seq >= self._seen):
-                    yield from self._keyframe(recording, fmt.decode_keyframe(frame.data))
+                    yield from self._keyframe(recording, decode_keyframe(frame, recording.path))
             elif old is not None and frame.end_seq <= old:
                 continue
             elif frame.channel == fmt.EVENTS:

@@ -24,7 +24,14 @@ from kvbm_console.core.snapshots import digest
 from kvbm_console.core.state import CacheState
 from kvbm_console.core.stimuli import Stimulus
 from kvbm_console.recording import format as fmt
-from kvbm_console.recording.decode import FOLD_ERRORS, decode_events, decode_state, decode_stimuli, fold
+from kvbm_console.recording.decode import (
+    FOLD_ERRORS,
+    decode_events,
+    decode_keyframe,
+    decode_state,
+    decode_stimuli,
+    fold,
+)
 from kvbm_console.recording.format import Frame, Gap, Keyframe, SegmentEnd
 from kvbm_console.recording.reader import MISSING, Recording
 from kvbm_console.recording.segments import SealedSegment
@@ -169,7 +176,7 @@ class _Verification:
     # --- frames ---
 
     def _keyframe(self, frame: Frame) -> None:
-        keyframe = fmt.decode_keyframe(frame.data)
+        keyframe = decode_keyframe(frame, self.path)
         self.keyframes += 1
         if self.state is None or self.doubtful:
             self.doubtful = False

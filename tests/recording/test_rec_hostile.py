@@ -29,7 +29,7 @@ from kvbm_console.recording import format as fmt
 from kvbm_console.recording.files import SegmentWriter
 from kvbm_console.recording.output import Tape
 from kvbm_console.recording.reader import Recording
-from kvbm_console.recording.seal import seal_segment
+from kvbm_console.recording.seal import seal_segment, write_draft
 from kvbm_console.recording.verify import verify
 from kvbm_console.wire.batches import pack_events
 from tests.recording.helpers import Log, frame_ends, write_active
@@ -165,36 +165,84 @@ def test_f22_an_event_may_not_ask_for_a_pool_of_any_size(tmp_path: Path) -> None
 
 
 @pytest.mark.fault
-def test_f22_pools_that_are_declared_and_not_used_cost_nothing(tmp_path: Path) -> None:
-    small, large = (declared(tmp_path / f"{places}.mcap", places) for places in (16, fmt.POOL_BLOCKS_MAX))
+@pytest.mark.parametrize("known", [0, 1], ids=["events", "keyframe"])
+@pytest.mark.parametrize("reader", ["verify", "info", "cut"])
+def test_f22_pools_that_are_declared_and_not_used_cost_nothing(tmp_path: Path, reader: str, known: int) -> None:
+    small, large = (declared(tmp_path / f"{places}.mcap", places, known) for places in (16, fmt.POOL_BLOCKS_MAX))
     assert large.stat().st_size < 8_192
-    assert peak_of_verify(large) - peak_of_verify(small) < BYTES_MAX // 4
+    assert peak_of(reader, large) - peak_of(reader, small) < BYTES_MAX // 4
 
 
-def declared(path: Path, places: int) -> Path:
-    """A recording in which a leader hears of a device and a host tier of so many places."""
+@pytest.mark.fault
+def test_f22_parts_of_a_keyframe_cost_nothing_together(tmp_path: Path) -> None:
+    """Each part is a chunk that claims what it may, and no part is any use."""
+    few, many = (with_parts(tmp_path / f"{parts}.mcap", parts) for parts in (2, 6))
+    assert many.stat().st_size < 20_000
+    assert peak_of("refuse", many) - peak_of("refuse", few) < BYTES_MAX // 4
+
+
+def declared(path: Path, places: int, known: int = 0) -> Path:
+    """A recording in which a leader hears of a device and a host tier of so many places. The first ``known`` of them
+    stand in the keyframe that it begins with."""
     leader = Leader(LeaderConfig(g2_blocks=places))
-    tape = Tape(leader)
-    for stimulus in (
+    stimuli = [
         PoolDeclared(0, 0, 0, None, 0, 0, Tier.G2, "CPU", places, 16, Authority.LEADER),
         PoolDeclared(1, 1, 1, None, 0, 0, Tier.G1, "GPU", places, 16, Authority.ENGINE),
-    ):
+    ]
+    for stimulus in stimuli[:known]:
+        leader.handle(stimulus)
+    tape = Tape(leader)
+    for stimulus in stimuli[known:]:
         tape.take(stimulus, leader.handle(stimulus))
     assert [len(pool) for pool in leader.state.pools] == [places, places]
     return tape.save(path, "stranger")
 
 
-def peak_of_verify(path: Path) -> int:
-    """The most memory in bytes that a process of its own has resident which verifies this recording."""
-    code = """if True:
-        import sys
-        from pathlib import Path
-        from kvbm_console.recording.verify import verify
-        report = verify(Path(sys.argv[1]))
-        assert report.ok and report.stimuli == 2 and report.audits
-        print(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")))
-    """
-    done = subprocess.run([sys.executable, "-c", code, str(path)], check=True, capture_output=True, text=True)
+def with_parts(path: Path, parts: int) -> Path:
+    """A recording of a keyframe with so many parts, which are zeros."""
+    seq, facts, memory = Log().keyframe()
+    part = fmt.encode_item(fmt.KeyframePart(bytes(40 * 1024 * 1024)))
+    head = fmt.Keyframe(seq, True, facts, memory, parts=parts, facts_bytes=5_000)
+    frames = [*[fmt.Frame(fmt.MARKS, 0, 0, 0, 0, part)] * parts,
+              fmt.Frame(fmt.KEYFRAMES, 0, 0, 0, 0, fmt.encode_item(head))]
+    write_draft(path, fmt.About(), iter(frames))
+    return path
+
+
+READERS = """if True:
+    import sys
+    from pathlib import Path
+    from kvbm_console.core.errors import CorruptRecording
+    from kvbm_console.recording.cut import cut
+    from kvbm_console.recording.info import info_of
+    from kvbm_console.recording.reader import Recording
+    from kvbm_console.recording.verify import verify
+
+    reader, path = sys.argv[1], Path(sys.argv[2])
+    recording = Recording.open(path)
+    if reader == "verify":
+        report = verify(path)
+        assert report.ok and report.stimuli and report.audits
+    elif reader == "info":
+        assert info_of(recording).engines
+    elif reader == "cut":
+        assert cut(recording, recording.first_seq, recording.last_seq, path.with_suffix(".cut.mcap")).complete
+    else:
+        for read in (lambda: list(recording.frames()), lambda: recording.keyframe(0)):
+            try:
+                read()
+            except CorruptRecording as error:
+                assert "the keyframe at event 0 cannot be read: its parts cannot be unpacked" in str(error), error
+            else:
+                raise AssertionError("it was read")
+    print(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")))
+"""
+
+
+def peak_of(reader: str, path: Path) -> int:
+    """The most memory in bytes that a process of its own has resident which reads this recording."""
+    done = subprocess.run([sys.executable, "-c", READERS, reader, str(path)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
     return 1024 * int(done.stdout)
 
 

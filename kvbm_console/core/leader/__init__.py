@@ -223,7 +223,7 @@ class Leader(Decider):
         return self.live_memory.export()
 
     @classmethod
-    def restore(cls, config: LeaderConfig, facts: bytes, memory: bytes) -> "Leader":
+    def restore(cls, config: LeaderConfig, facts: bytes | memoryview, memory: bytes | memoryview) -> "Leader":
         """The leader of a complete keyframe; it goes on exactly as the leader that wrote it."""
         leader = cls(config)
         leader.state = decode_facts(facts)

@@ -523,7 +523,7 @@ class LiveMemory:
                 pool.ranks = None  # columns of every remembered block: as large as the policies themselves
 
     @classmethod
-    def restore(cls, data: bytes, pools: Sequence[PoolFacts] = ()) -> "LiveMemory":
+    def restore(cls, data: bytes | memoryview, pools: Sequence[PoolFacts] = ()) -> "LiveMemory":
         """The memory of ``export``. Raises ``msgspec.DecodeError`` on anything else.
 
         ``pools`` are those of the facts that belong to them; memory from before there were policies names places, which

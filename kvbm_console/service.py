@@ -25,7 +25,7 @@ from kvbm_console.core.errors import InternalError
 from kvbm_console.core.events import Event, InvariantViolated
 from kvbm_console.core.ids import Note
 from kvbm_console.core.leader import Leader, Outcome
-from kvbm_console.core.snapshots import encode_facts
+from kvbm_console.core.snapshots import sparse_facts
 from kvbm_console.core.state import CacheState
 from kvbm_console.core.stimuli import DeadlinePassed, LeaseGranted, LeaseLost, NoteReported, Stimulus
 from kvbm_console.debug.leases import LEASE_TTL_NS, Leases, WallDeadlines
@@ -77,7 +77,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     seq: int
     n: int
     at_ns: int
-    facts: bytes
+    facts: memoryview
 
     @property
     def digest(self) -> int:
@@ -252,18 +252,18 @@ class LeaderService:
                 return base
         return self.snapshot()
 
-    def keyframe(self) -> tuple[int, bytes, bytes]:
+    def keyframe(self) -> tuple[int, memoryview, bytes]:
         """(number of the next event, facts, memory), for the recorder. It is the next base, too: memory takes long to
         export, and the daemon stands still meanwhile."""
         if self.broadcaster.pending_stimuli:  # between two flushes
-            return self.state.seq, encode_facts(self.state), self.leader.export()
+            return self.state.seq, sparse_facts(self.state), self.leader.export()
         self._take_base()
         return self._base.seq, self._base.facts, self._memory
 
-    def facts(self) -> tuple[int, bytes]:
+    def facts(self) -> tuple[int, memoryview]:
         """(number of the next event, facts), for keyframes between those that decisions can be replayed from."""
         if self.broadcaster.pending_stimuli:  # between two flushes
-            return self.state.seq, encode_facts(self.state)
+            return self.state.seq, sparse_facts(self.state)
         self._show()
         return self._shown.seq, self._shown.facts
 
@@ -305,7 +305,7 @@ class LeaderService:
         ):
             self._show()
 
-    def await_recorder(self) -> tuple[int, bytes, bytes]:
+    def await_recorder(self) -> tuple[int, memoryview, bytes]:
         """The first keyframe of a recorder that another thread makes; flushes wait for it until ``attach``."""
         self.broadcaster.flush()
         self._awaited, self._awaited_bytes = [], 0
@@ -341,7 +341,7 @@ class LeaderService:
         hundreds of times as long."""
         self.broadcaster.flush()
         state = self.state
-        self._shown = Snapshot(state.seq, self.dispatcher.n, state.at_ns, encode_facts(state))
+        self._shown = Snapshot(state.seq, self.dispatcher.n, state.at_ns, sparse_facts(state))
         self._shown_bytes = self.ring.appended_bytes
         self._keep(self._shown)
 

@@ -182,7 +182,7 @@ async def _compare(address: str, seconds: float) -> "list[WitnessReport]":
     from kvbm_console.cli.streams import find_publishers
     from kvbm_console.core.config import LeaderConfig
     from kvbm_console.core.leader import Leader
-    from kvbm_console.core.snapshots import decode_facts, encode_facts
+    from kvbm_console.core.snapshots import copied_facts
     from kvbm_console.dispatch import Dispatcher
     from kvbm_console.engines.exposition import read_page
     from kvbm_console.engines.kv_events.zmq_source import Streams
@@ -202,7 +202,7 @@ async def _compare(address: str, seconds: float) -> "list[WitnessReport]":
         await anyio.sleep(seconds)
         before = await anyio.to_thread.run_sync(read_page, page, COUNTED)
         await anyio.sleep(SETTLE_S)
-        state = decode_facts(encode_facts(dispatcher.leader.state))
+        state = copied_facts(dispatcher.leader.state)
         heard = [
             Heard(
                 taker.source, taker.label, taker.dp_rank, taker.counts.batches,

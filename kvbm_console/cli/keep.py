@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from kvbm_console.core.config import LeaderConfig
 from kvbm_console.core.ids import Tier
-from kvbm_console.core.snapshots import encode_facts
+from kvbm_console.core.snapshots import sparse_facts
 from kvbm_console.core.state import CacheState
 from kvbm_console.recording.format import block_label
 from kvbm_console.recording.output import FILE_SUFFIX, RecordingPath, require_new
@@ -76,9 +76,9 @@ class SeenKeeper:
         size_bytes = self._bytes + (now.bytes if now is not None else 0)
         return Kept(str(self.place.file or self.place.directory), self._events - missing, size_bytes, missing)
 
-    def _keyframe(self) -> tuple[int, bytes, bytes]:
+    def _keyframe(self) -> tuple[int, memoryview, bytes]:
         assert self._state is not None
-        return self._state.seq, encode_facts(self._state), b""
+        return self._state.seq, sparse_facts(self._state), b""
 
     def close(self) -> None:
         """End the recording in order."""

@@ -9,7 +9,7 @@ from kvbm_console.analysis.walk import Evidence
 from kvbm_console.client.connection import Client
 from kvbm_console.core.config import LeaderConfig
 from kvbm_console.core.errors import ConnectionLost
-from kvbm_console.core.snapshots import decode_facts, encode_facts
+from kvbm_console.core.snapshots import decode_facts, sparse_facts
 from kvbm_console.recording.reader import Item
 from kvbm_console.stream.feed import EventsArrived, GapSeen, Heartbeat, SnapshotTaken
 
@@ -23,11 +23,11 @@ async def live_evidence(client: Client) -> Evidence:
 
 def copies(items: list[Item]) -> Callable[[], Iterator[Item]]:
     """The items for each walk anew, because a walk changes the facts of a snapshot."""
-    kept = [encode_facts(item.state) if isinstance(item, SnapshotTaken) else item for item in items]
+    kept = [sparse_facts(item.state) if isinstance(item, SnapshotTaken) else item for item in items]
 
     def again() -> Iterator[Item]:
         for item in kept:
-            yield SnapshotTaken(decode_facts(item)) if isinstance(item, bytes) else item
+            yield SnapshotTaken(decode_facts(item)) if isinstance(item, memoryview) else item
 
     return again
 

@@ -207,6 +207,11 @@ def decode_facts(data: bytes | memoryview) -> CacheState:
         raise FoldError(f"not a snapshot of facts: {error}") from None
 
 
+def copied_facts(state: CacheState) -> CacheState:
+    """A copy of the facts."""
+    return decode_facts(sparse_facts(state))
+
+
 def renamed_facts(state: CacheState, rename: Callable[[str, Any], Any]) -> CacheState:
     """A copy of the facts in which ``rename(field, value)`` stands for each field that may hold a name or a text."""
 

@@ -15,7 +15,7 @@ import anyio
 
 from kvbm_console.core.config import SECOND_NS, require
 from kvbm_console.core.events import Event
-from kvbm_console.core.snapshots import decode_facts, encode_facts
+from kvbm_console.core.snapshots import copied_facts, decode_facts, sparse_facts
 from kvbm_console.core.state import CacheState
 from kvbm_console.recording.decode import fold
 from kvbm_console.recording.positions import parse_position, seq_of
@@ -55,7 +55,7 @@ class Playback:
         self.speed = 1.0
         self.on_change: Callable[[], None] = lambda: None
         """Called when there is something to take, or playing began."""
-        self._checkpoints: OrderedDict[int, bytes] = OrderedDict()
+        self._checkpoints: OrderedDict[int, memoryview] = OrderedDict()
         self._checkpoint_bytes = 0
         self._state = CacheState()
         self._ahead: Iterator[list[Event]] = iter(())
@@ -203,7 +203,7 @@ class Playback:
         items, self._outbox = self._outbox, []
         if self._jumped:
             self._jumped = False
-            items.append(SnapshotTaken(decode_facts(encode_facts(self._state))))
+            items.append(SnapshotTaken(copied_facts(self._state)))
         return items
 
     # --- inside ---
@@ -276,7 +276,7 @@ class Playback:
     def _keep(self, state: CacheState) -> None:
         if any(abs(at - state.seq) < CHECKPOINT_EVENTS // 2 for at in self._checkpoints):
             return
-        facts = encode_facts(state)
+        facts = sparse_facts(state)
         self._checkpoints[state.seq] = facts
         self._checkpoint_bytes += len(facts)
         while self._checkpoint_bytes > CHECKPOINT_BYTES_MAX and len(self._checkpoints) > 1:

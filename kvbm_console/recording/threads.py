@@ -22,7 +22,7 @@ from typing import Final
 import msgspec
 
 from kvbm_console.recording.files import SegmentFile, sync_directory
-from kvbm_console.recording.format import SyncFailed
+from kvbm_console.recording.format import Bytes, SyncFailed
 from kvbm_console.recording.options import SYNC_INTERVAL_S
 from kvbm_console.wire.batches import EventChunk, StimulusChunk
 
@@ -87,7 +87,7 @@ class Key(msgspec.Struct, frozen=True, gc=False):
 
     seq: int
     at_ns: int
-    facts: bytes
+    facts: Bytes
     memory: bytes
     loss: int
     rotate: bool

@@ -74,9 +74,9 @@ HANG_S: Final = 5.0
 CLOSE_TIMEOUT_S: Final = 3.0
 """A hanging disk must not keep the daemon from ending; events not written by then are lost, as after a kill."""
 
-TakeKeyframe = Callable[[], tuple[int, bytes, bytes]]
+TakeKeyframe = Callable[[], tuple[int, fmt.Bytes, bytes]]
 """(number of the next event, facts, memory) of the leader, as of now. A mirror of a leader has no memory."""
-TakeFacts = Callable[[], tuple[int, bytes]]
+TakeFacts = Callable[[], tuple[int, fmt.Bytes]]
 """(number of the next event, facts), as of now: memory takes a hundred times as long to export."""
 
 
@@ -185,7 +185,7 @@ class Recorder:
         self._reason: str | None = None
         self._begin(first_facts, memory, left.to_seal)
 
-    def _begin(self, facts: bytes, memory: bytes, to_seal: list[Path]) -> None:
+    def _begin(self, facts: fmt.Bytes, memory: bytes, to_seal: list[Path]) -> None:
         self._granted = 0
         """Up to this size of the segment retention has made room."""
         self._written_keyframes = self._keyframe_bytes = self._first_bytes = self._memory_bytes = 0

@@ -44,12 +44,12 @@ def gap_frame(first: int, last: int, reason: str) -> bytes:
     return pb.SubscribeReply(gap=gap).SerializeToString()
 
 
-def snapshot_frames(seq: int, at_ns: int, incarnation: str, facts: bytes, digest: int) -> Iterator[bytes]:
+def snapshot_frames(seq: int, at_ns: int, incarnation: str, facts: bytes | memoryview, digest: int) -> Iterator[bytes]:
     """A snapshot whose next event is ``seq``: begin, parts, end."""
     begin = pb.SnapshotBegin(seq=seq, at_ns=at_ns, total_bytes=len(facts), incarnation=incarnation)
     yield pb.SubscribeReply(snapshot_begin=begin).SerializeToString()
     for at in range(0, len(facts), SNAPSHOT_PART_BYTES):
-        part = pb.SnapshotPart(data=facts[at : at + SNAPSHOT_PART_BYTES])
+        part = pb.SnapshotPart(data=bytes(facts[at : at + SNAPSHOT_PART_BYTES]))
         yield pb.SubscribeReply(snapshot_part=part).SerializeToString()
     yield pb.SubscribeReply(snapshot_end=pb.SnapshotEnd(digest=digest)).SerializeToString()
 

@@ -166,7 +166,7 @@ def test_f22_an_event_may_not_ask_for_a_pool_of_any_size(tmp_path: Path) -> None
 
 @pytest.mark.fault
 @pytest.mark.parametrize("known", [0, 1], ids=["events", "keyframe"])
-@pytest.mark.parametrize("reader", ["verify", "info", "cut"])
+@pytest.mark.parametrize("reader", ["verify", "info", "cut", "play"])
 def test_f22_pools_that_are_declared_and_not_used_cost_nothing(tmp_path: Path, reader: str, known: int) -> None:
     small, large = (declared(tmp_path / f"{places}.mcap", places, known) for places in (16, fmt.POOL_BLOCKS_MAX))
     assert large.stat().st_size < 8_192
@@ -215,6 +215,7 @@ READERS = """if True:
     from kvbm_console.core.errors import CorruptRecording
     from kvbm_console.recording.cut import cut
     from kvbm_console.recording.info import info_of
+    from kvbm_console.recording.playback import Playback
     from kvbm_console.recording.reader import Recording
     from kvbm_console.recording.verify import verify
 
@@ -225,6 +226,10 @@ READERS = """if True:
         assert report.ok and report.stimuli and report.audits
     elif reader == "info":
         assert info_of(recording).engines
+    elif reader == "play":
+        playback = Playback(recording)
+        playback.seek(recording.last_seq)
+        assert playback.take()[0].state.seq == recording.last_seq + 1
     elif reader == "cut":
         assert cut(recording, recording.first_seq, recording.last_seq, path.with_suffix(".cut.mcap")).complete
     else:

@@ -24,10 +24,11 @@ from typing import Final
 import msgspec
 import zstandard
 
+from kvbm_console.core.columns import SparseBytes
 from kvbm_console.core.config import LeaderConfig
 from kvbm_console.core.errors import FoldError, RecordingError
 from kvbm_console.core.events import Event
-from kvbm_console.core.snapshots import decode_facts, encode_facts
+from kvbm_console.core.snapshots import decode_facts, sparse_facts
 from kvbm_console.core.state import CacheState
 from kvbm_console.stream.feed import BatchArrived, Connected, EventsArrived, FeedItem, GapSeen, SnapshotTaken
 from kvbm_console.wire.batches import pack_events, unpack_events
@@ -197,7 +198,7 @@ class Reel:
         last = self._groups[-1].pieces[-1:] if self._groups else []
         self._loose += [(self._groups[-1], piece) for piece in last if piece.size < PIECE_BYTES]
         began = time.thread_time_ns()
-        facts, spine = zstandard.compress(encode_facts(state), 1), spine_of(mirror)
+        facts, spine = zstandard.compress(sparse_facts(state), 1), spine_of(mirror)
         self._rest_ns = clock() + (not self._eager) * COST_SHARE * (time.thread_time_ns() - began)
         size = len(facts) + len(spine)
         self._groups.append(_Group(state.seq, state.at_ns, facts, spine, size, [], size))
@@ -346,7 +347,10 @@ class Reel:
         index = self._group_before(seq + 1)
         if index < 0 or seq > self.last_seq:
             raise RecordingError(f"this console keeps events {self.first_seq} to {self.last_seq}, not {seq}")
-        return self.advance(decode_facts(zstandard.decompress(self._groups[index].facts)), seq, visit)
+        packed = self._groups[index].facts
+        facts = SparseBytes(zstandard.frame_content_size(packed))
+        zstandard.ZstdDecompressor().stream_writer(facts).write(packed)  # type: ignore[arg-type]  # it writes and no more
+        return self.advance(decode_facts(facts.view), seq, visit)
 
     def advance(self, state: CacheState, seq: int, visit: Callable[[CacheState], None] | None = None) -> CacheState:
         """Fold ``state`` forward to event ``seq``."""

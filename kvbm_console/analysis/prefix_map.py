@@ -235,6 +235,8 @@ class PrefixMap:
 
     def missed(self, seq: int, at_ns: int, request: str, hashes: Sequence[int]) -> None:
         """An admission did not find these blocks anywhere: what was evicted of them is a loss."""
+        if not any(self.evicted):
+            return  # an engine that has just begun reports millions of blocks
         lost = self.lost
         losses: dict[int, MapLoss] = {}
         for key in hashes:

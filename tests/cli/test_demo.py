@@ -97,7 +97,7 @@ def test_a_scenario_shows_its_finding_and_doctor_names_the_same(tmp_path: Path, 
 
 
 def test_gap_loses_events_for_the_console_and_for_the_recording(tmp_path: Path) -> None:
-    status, drawn = on_terminal(tmp_path, "demo", "--scenario", "gap", "--speed", "8", "--seconds", "4")
+    status, drawn = on_terminal(tmp_path, "demo", "--scenario", "gap", "--speed", "8", "--seconds", "12")
     assert status == 0, drawn[-2_000:]
     assert re.search(r"lost [1-9][0-9,]+", drawn), drawn[-4_000:]
     assert "events" in drawn

@@ -84,7 +84,8 @@ class BlocksAllocated(Stimulus, tag=4):
 
     At an admission the ids start with the reused prefix blocks. A second call with 0 external tokens is normal. A
     watched engine reports the start of the load by ``CopyBegun`` if ``awaits_start`` is set. ``found`` has the external
-    tokens that came from G2, G3 and G4; it is empty if the connector does not tell.
+    tokens that came from G2, G3 and G4; it is empty if the connector does not tell. ``hashes`` are those of the loaded
+    blocks, if they go beyond the prompt: a request that lost its blocks may find an answer that another one computed.
     """
 
     request: str
@@ -92,6 +93,7 @@ class BlocksAllocated(Stimulus, tag=4):
     external_tokens: int
     awaits_start: bool = False
     found: tuple[int, ...] = ()
+    hashes: bytes = b""
 
 
 class IterationScheduled(Stimulus, tag=5):

@@ -227,8 +227,12 @@ class Translator:
         if not request.blocks:
             request.filled = (request.local + external) // self._settings.block_tokens
         request.blocks = list(ids)
-        begun = self._loads.pop(name, None) if external else None
-        self._call(st.BlocksAllocated, name, pack_ids(ids), external, begun is not None, self._tiers(request, external))
+        begun, size = self._loads.pop(name, None) if external else None, self._settings.block_tokens
+        beyond = (request.local + external) // size > request.prompt // size
+        self._call(
+            st.BlocksAllocated, name, pack_ids(ids), external, begun is not None, self._tiers(request, external),
+            begun.stimulus.hashes if beyond and begun is not None and isinstance(begun.stimulus, st.CopyBegun) else b"",
+        )
         request.found = {}
         if begun is not None:
             self.calls.append(begun)

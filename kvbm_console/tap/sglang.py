@@ -14,15 +14,23 @@ import functools
 import logging
 import os
 import sys
+import time
 from collections.abc import Callable
 from importlib import import_module
 from typing import Any, Final
 
 from kvbm_console.tap import VARIABLE, settings_of
-from kvbm_console.tap.recorder import LIVE_MAX, QUEUE_MAX, TapRecorder
+from kvbm_console.tap.recorder import DISK, LIVE_MAX, QUEUE_MAX, STORAGE, TapRecorder
 from kvbm_console.tap.sender import Sender, TapSettings
 from kvbm_console.tap.sglang_flatten import DUMMY_PAGES, HOST_MEDIUM, PEER_MEDIUM, SglangFlattener
 
+STORES: Final = {
+    "controller": ("write_storage", "_page_backup", "allocate_storage_hit"),
+    "tree": ("_handle_prefetch_result", "_retire_ongoing_prefetch", "_drain_storage_control_queues_impl"),
+}
+"""Methods that copy between HiCache's host tier and its storage."""
+LOCAL_STORES: Final = ("file", "mmap", "shm")
+"""SGLang's storage backends that keep pages on this machine."""
 SCHEDULER: Final = "sglang.srt.managers.scheduler"
 NEEDED: Final = {
     "scheduler": ("_add_request_to_queue", "get_new_batch_prefill", "get_next_batch_to_run"),
@@ -138,6 +146,12 @@ class SglangTap:
         """The request that blocks are loaded for at this moment."""
         self._loaded: dict[str, int] = {}
         """Requests to the tokens that were loaded for them, in the step that forms now."""
+        self._fetches: dict[Any, tuple[int, int]] = {}
+        """Requests, as the tree names them, to their copy from storage to the host and its pages."""
+        self._fetched: dict[str, tuple[int, int]] = {}
+        """Requests that wait to the span of tokens, as (first, end), that came from storage for them."""
+        self._saved: dict[int, tuple[int, int, int]] = {}
+        """Copies to storage that have ended, to (pages written, pages wanted, nanoseconds)."""
         self._copies: dict[int, tuple[str, Any]] = {}
         """Copies between device and host that run, by our number: the tree's table of them and their name there."""
         self._copied = 0
@@ -172,8 +186,13 @@ class SglangTap:
             _replace(self._host, "write", self._stores)
             _replace(self._host, "load", self._loads_blocks)
             _replace(tree.host_pool_group, "free", self._frees_below)
-            for name in ("writing_check", "loading_check"):
+            for name in ("writing_check", "loading_check", "_drain_storage_control_queues_impl"):
                 _replace(tree, name, self._looks_for_ends)
+            _replace(self._host, "write_storage", self._saves)
+            _replace(self._host, "_page_backup", self._saves_pages)
+            _replace(self._host, "allocate_storage_hit", self._fetches_pages)
+            _replace(tree, "_handle_prefetch_result", self._has_fetched)
+            _replace(tree, "_retire_ongoing_prefetch", self._fetches_no_more)
         self._observe_half()
 
     def _observe_half(self) -> None:
@@ -230,6 +249,7 @@ class SglangTap:
         recorder = self.recorder
         if recorder.live.pop(req.rid, None) is not None:
             recorder.forget(req.rid)
+            self._fetched.pop(req.rid, None)
             recorder.put(("ended", now, req, reason))
 
     def _looks_up(self, inner: Any, params: Any, *args: Any, **kwargs: Any) -> Any:
@@ -412,9 +432,10 @@ class SglangTap:
     def _clears(self, inner: Any, *args: Any, **kwargs: Any) -> Any:
         answer = inner(*args, **kwargs)
         with self.recorder.part as began:
-            for number in self._copies:
+            for number in (*self._copies, *(number for number, _ in self._fetches.values())):
                 self.recorder.put(("copied", began, number, "cancelled"))
             self._copies.clear()
+            self._fetches.clear()
             self.recorder.put(("cleared", began, []))
         return answer
 
@@ -437,12 +458,10 @@ class SglangTap:
     def _copies_blocks(self, now: int, table: str, node: Any, device_indices: Any, host_indices: Any) -> None:
         self._copied += 1
         self._copies[self._copied] = table, node
-        token_bytes = getattr(self._host.mem_pool_host, "size_per_token", None)
-        size_bytes = None if token_bytes is None else len(host_indices) * int(token_bytes)
         kind = "store" if table == "ongoing_write_through" else "load"
         record = (
             kind, now, self._copied, self._loading, device_indices[:: self._page], host_indices[:: self._page],
-            self._events(), size_bytes,
+            self._events(), self._size_of(len(host_indices)),
         )
         if self._stored is None:
             self.recorder.put(record)
@@ -457,8 +476,9 @@ class SglangTap:
                 tree = self._tree
                 ended = [number for number, (table, node) in self._copies.items() if node not in getattr(tree, table)]
                 for number in ended:
-                    del self._copies[number]
-                    self.recorder.put(("copied", began, number, "completed"))
+                    table, node = self._copies.pop(number)
+                    saved = self._saved.pop(node, None) if table == "ongoing_backup" else None
+                    self.recorder.put(("copied", began, number, *(_outcome(*saved) if saved else ("completed",))))
         return answer
 
     def _frees_below(self, inner: Any, indices: Any, *args: Any, **kwargs: Any) -> Any:
@@ -466,6 +486,81 @@ class SglangTap:
         with self.recorder.part as began:
             if len(indices) and getattr(kwargs.get("pool"), "value", "kv") == "kv":
                 self.recorder.put(("freed", began, indices[:: self._page]))
+        return answer
+
+    # --- HiCache: copies between host and storage ---
+
+    def _store_medium(self) -> str:
+        """The medium of the storage, with the backend's name."""
+        kind = str(self._host.storage_backend_type)
+        if kind == "dynamic":
+            kind = str((self._host.storage_config.extra_config or {}).get("backend_name", kind))
+        return f"{DISK if kind in LOCAL_STORES else STORAGE} {kind}"
+
+    def _size_of(self, tokens: int) -> int | None:
+        token_bytes = getattr(self._host.mem_pool_host, "size_per_token", None)
+        return None if token_bytes is None else tokens * int(token_bytes)
+
+    def _saves(self, inner: Any, host_indices: Any, *args: Any, **kwargs: Any) -> Any:
+        operation = inner(host_indices, *args, **kwargs)
+        with self.recorder.part as began:
+            self._copied += 1
+            self._copies[self._copied] = "ongoing_backup", operation
+            self.recorder.put((
+                "save", began, self._copied, host_indices[:: self._page], self._store_medium(),
+                self._size_of(len(host_indices)),
+            ))
+        return operation
+
+    def _saves_pages(self, inner: Any, operation: Any, *args: Any, **kwargs: Any) -> Any:
+        """In SGLang's own thread: the scheduler's thread reports the end when it sees it."""
+        began = time.monotonic_ns()
+        try:
+            return inner(operation, *args, **kwargs)
+        finally:
+            took, wanted = time.monotonic_ns() - began, len(operation.hash_value)
+            self._saved[operation.id] = operation.completed_tokens // self._page, wanted, took
+
+    def _fetches_pages(self, inner: Any, operation: Any, *args: Any, **kwargs: Any) -> Any:
+        """The storage has pages of a waiting request, and the host has room for them."""
+        answer = inner(operation, *args, **kwargs)
+        host_indices, tokens = answer
+        if host_indices is not None:
+            with self.recorder.part as began:
+                self._copied += 1
+                self._fetches[operation.handle] = self._copied, tokens // self._page
+                self.recorder.put((
+                    "fetch", began, self._copied, operation.handle.rid, operation.storage_start // self._page,
+                    tokens // self._page, self._store_medium(), self._size_of(tokens),
+                ))
+        return answer
+
+    def _has_fetched(self, inner: Any, operation: Any, *args: Any, **kwargs: Any) -> Any:
+        """The tree takes what has come. Pages that the host had already are given back."""
+        request, tree = operation.handle, self._tree
+        waiting = tree.ongoing_prefetch.get(request)
+        answer = inner(operation, *args, **kwargs)
+        with self.recorder.part as began:
+            number, pages = self._fetches.pop(request, (0, 0))
+            if number and waiting is not None:
+                end = operation.completed_tokens
+                first = end - tree.prefetch_loaded_tokens_by_reqid.get(request, 0)
+                if first < end:
+                    self._fetched[request.rid] = operation.storage_start + first, operation.storage_start + end
+                come = end // self._page
+                self.recorder.put((
+                    "fetched", began, number, request.rid, (operation.storage_start + first) // self._page,
+                    waiting.host_indices[first : end : self._page], "completed" if come == pages else "failed",
+                    "" if come == pages else f"{come} of {pages} pages were read",
+                ))
+        return answer
+
+    def _fetches_no_more(self, inner: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
+        answer = inner(request, *args, **kwargs)
+        with self.recorder.part as began:
+            number, _ = self._fetches.pop(request, (0, 0))
+            if number:
+                self.recorder.put(("copied", began, number, "cancelled"))
         return answer
 
     # --- steps ---
@@ -496,14 +591,17 @@ class SglangTap:
     def _extended(self, now: int, batch: Any, started: set[str], running: int) -> None:
         rows = []
         for req, computed, count in zip(batch.reqs, batch.prefix_lens, batch.extend_lens, strict=False):
-            prefix, loaded = None, 0
+            prefix, loaded, stored = None, 0, 0
             if req.rid in started:
                 loaded = min(self._loaded.get(req.rid, 0), computed)
+                first, end = self._fetched.pop(req.rid, (0, 0))
+                stored = max(0, min(computed, end) - max(computed - loaded, first))
                 self._looked_up(now, req.rid, computed - loaded, loaded)
                 self.recorder.forget(req.rid)
                 if computed:
                     prefix = self._table.req_to_token[req.kv.req_pool_idx, : computed : self._page].clone()
-            rows.append((req, computed, count, prefix, len(req.origin_input_ids) + len(req.output_ids), loaded))
+            tokens = len(req.origin_input_ids) + len(req.output_ids)
+            rows.append((req, computed, count, prefix, tokens, loaded, stored))
         self.recorder.put(("extend", now, rows, batch.out_cache_loc, self._events(), running))
 
     def _tell_all(self, now: int, batch: Any) -> None:
@@ -525,6 +623,13 @@ class SglangTap:
                 req.kv.cache_protected_len // self._page, name in self._receiving,
             ))
         recorder.put(("all", now, rows, int(bool(recorder.stepped_ns)), recorder.dropped, self._events()))
+
+
+def _outcome(written: int, wanted: int, wire_ns: int) -> tuple[str, int, str]:
+    """Status, nanoseconds and error of a copy to the storage."""
+    if written == wanted:
+        return "completed", wire_ns, ""
+    return "failed", wire_ns, f"{written} of {wanted} pages were written"
 
 
 def _replace(owner: Any, name: str, around: Callable[..., Any]) -> None:
@@ -552,10 +657,15 @@ def _events_of(device: Any) -> Callable[[], Any]:
 def _is_known(scheduler: Any) -> bool:
     """True if each request has one place for each of its tokens and no method of SGLang's changes that unseen."""
     tree = scheduler.tree_cache
+    host = getattr(tree, "cache_controller", None)
+    stores = host is not None and all(
+        hasattr(owner, name) for owner, role in ((host, "controller"), (tree, "tree")) for name in STORES[role]
+    )
     components = [getattr(kind, "name", str(kind)) for kind in getattr(tree, "tree_components", ("FULL",))]
     plain = components == ["FULL"] and getattr(scheduler, "kv_shard_widening", 1) == 1
     return (
-        plain and not getattr(tree, "enable_storage", False) and getattr(tree, "buffer_pipeline", None) is None
+        plain and (stores or not getattr(tree, "enable_storage", False))
+        and getattr(tree, "buffer_pipeline", None) is None
         and scheduler.spec_algorithm.is_none() and scheduler.disaggregation_mode.name == "NULL"
         and getattr(scheduler, "dllm_config", None) is None and getattr(tree, "linker", None) is None
         and getattr(scheduler, "decode_offload_manager", None) is None

@@ -243,9 +243,38 @@ class SglangFlattener(Flattener):
         self._copying[number] = fields, places
         return [["copy", now, number, *fields]]
 
-    def _copied(self, now: int, number: int, status: str) -> list[Any]:
+    def _save(
+        self, now: int, number: int, host: Any, medium: str, size_bytes: int | None
+    ) -> list[Any]:
+        """A copy from the host to the storage began."""
+        held, places = self._host or {}, self._places_in(host, None)
+        hashes = [key for place in places if (key := held.get(place)) is not None]
+        return self._begins(now, number, ["", HOST_MEDIUM, medium, hashes, len(places), size_bytes], [])
+
+    def _fetch(
+        self, now: int, number: int, name: str, first: int, pages: int, medium: str, size_bytes: int | None
+    ) -> list[Any]:
+        """A copy from the storage to the host began, of pages of a request that waits for it."""
+        request = self._requests.get(name)
+        hashes = [] if request is None else self._keys(request, first + pages)[first:]
+        return self._begins(now, number, [name, medium, HOST_MEDIUM, hashes, pages, size_bytes], [])
+
+    def _fetched(
+        self, now: int, number: int, name: str, first: int, host: Any, status: str, error: str
+    ) -> list[Any]:
+        """It has ended, and the host has new pages of the request from ``first`` on."""
+        request, places = self._requests.get(name), self._places_in(host, None)
+        hashes = [] if request is None else self._keys(request, first + len(places))[first:]
+        self._copying.pop(number, None)
+        messages: list[Any] = [["copied", now, number, status, None, error]]
+        if self._host is not None and hashes:
+            self._host.update(zip(places, hashes, strict=True))
+            messages.append(["events", now, [["BlockStored", hashes, HOST_MEDIUM, 0]]])
+        return messages
+
+    def _copied(self, now: int, number: int, status: str, *times: Any) -> list[Any]:
         fields, places = self._copying.pop(number, ([], []))
-        messages = [["copied", now, number, status]]
+        messages = [["copied", now, number, status, *times]]
         if places and status == "completed":
             hashes = fields[3]
             if self._host is not None and len(hashes) == len(places):
@@ -271,7 +300,11 @@ class SglangFlattener(Flattener):
     def _extend(
         self, now: int, rows: list[tuple[Any, ...]], positions: Any, mark: Any, running: int
     ) -> list[Any]:
-        """A step that prefills: each row is (request, computed, tokens, device prefix or None, its tokens, loaded)."""
+        """A step that prefills.
+
+        Each row is (request, computed, tokens, device prefix or None, its tokens, loaded tokens, those of them that
+        came from the storage).
+        """
         if mark is not None:
             mark.synchronize()
         positions = positions.tolist()
@@ -280,7 +313,7 @@ class SglangFlattener(Flattener):
         starting: list[Any] = []
         going: list[Any] = []
         at = 0
-        for request, computed, count, prefix, tokens, loaded in rows:
+        for request, computed, count, prefix, tokens, loaded, stored in rows:
             name = request.rid
             if name not in self._requests:
                 at += count
@@ -294,6 +327,8 @@ class SglangFlattener(Flattener):
                 row = self._rows[name] = _Row()
                 if prefix is not None:
                     ids = self._places_in(prefix, None) + ids
+                if stored:
+                    messages.append(["found", now, name, {"cpu": loaded - stored, "disk": stored}])
                 if loaded:
                     messages.append(["alloc", now, name, list(ids), loaded])
                     for place in ids[(computed - loaded) // page : computed // page]:

@@ -11,11 +11,12 @@ import pytest
 
 from kvbm_console.core import events as ev
 from kvbm_console.core.columns import unpack_hashes, unpack_ids
-from kvbm_console.core.ids import SlotState
+from kvbm_console.core.ids import SlotState, Tier
+from kvbm_console.core.tiers import READY
 from kvbm_console.tap import sglang as binding
 from kvbm_console.tap.recorder import TapRecorder
 from kvbm_console.tap.sender import TapSettings
-from kvbm_console.tap.sglang_flatten import SglangFlattener
+from kvbm_console.tap.sglang_flatten import HOST_MEDIUM, SglangFlattener
 from tests.tap.watching import Watching
 
 PAGE = 4
@@ -201,3 +202,79 @@ def test_a_request_waits_for_the_blocks_that_another_engine_sends() -> None:
     assert slot.state is SlotState.DECODING
     assert slot.computed_tokens(watch.leader.state.iteration) == 2 * PAGE + 3
     assert watch.rejected == []
+
+
+def fetching(request: Any, pages: int) -> Watching:
+    """A leader that watches HiCache with files as its storage, which has ``pages`` of the request."""
+    settings = TapSettings("", "sglang", PAGE, 16, 1, medium=HOST_MEDIUM)
+    watch = Watching(TapRecorder(), SglangFlattener(page=PAGE, host=True), settings)
+    watch.pump()
+    watch.recorder.queue += [
+        ("new", 1, request), ("lookup", 2, "a", 0, 0, False), ("fetch", 3, 1, "a", 0, pages, "DISK file", 64)
+    ]
+    watch.pump()
+    return watch
+
+
+def load(watch: Watching, request: Any, pages: int, stored: int) -> None:
+    """The device gets the pages that have come to the host, and the request starts."""
+    end = pages * PAGE
+    device, tokens = Tensor(range(PAGE, end + PAGE, PAGE)), len(request.origin_input_ids) + len(request.output_ids)
+    watch.recorder.queue += [
+        ("load", 5, 2, "a", device, Tensor(range(0, end, PAGE)), None, 64),
+        ("extend", 6, [(request, end, 1, device, tokens, end, stored)], Tensor([end + PAGE]), None, 1),
+        ("copied", 7, 2, "completed"),
+    ]
+    watch.pump()
+
+
+def test_pages_of_a_storage_come_to_the_host_and_count_as_its_hits() -> None:
+    request = request_in(None)
+    watch = fetching(request, 2)
+    state = watch.leader.state
+    (slot,), (copy,) = state.slots.values(), state.operations.values()
+    pools = {pool.info.pool: pool.info.tier.name for pool in state.pools}
+    assert (pools[copy.source_pool], pools[copy.target_pool], copy.size_bytes) == ("G3", "G2", 64)
+    watch.recorder.queue.append(("fetched", 4, 1, "a", 0, Tensor([0, PAGE]), "completed", ""))
+    watch.pump()
+    (host,) = (pool for pool in state.pools if pool.info.tier is Tier.G2)
+    assert (sorted(host.by_hash), state.operations) == (sorted(slot.hashes), {})
+    load(watch, request, 2, 2 * PAGE)
+    (scored,) = [event for event in watch.events if isinstance(event, ev.PrefixScored)]
+    assert (scored.hits, slot.state, slot.device_blocks) == ((0, 0, 2, 0), SlotState.PREFILLING, [1, 2, 3])
+    assert (watch.rejected, state.lost_sources) == ([], {})
+
+
+def test_a_copy_that_brought_less_has_failed_and_says_how_much_came() -> None:
+    watch = fetching(request_in(None), 2)
+    watch.recorder.queue.append(("fetched", 4, 1, "a", 0, Tensor([0]), "failed", "1 of 2 pages were read"))
+    watch.pump()
+    (host,) = (pool for pool in watch.leader.state.pools if pool.info.tier is Tier.G2)
+    assert host.resident_blocks == 1
+    (end,) = [event for event in watch.events if isinstance(event, ev.OperationReported)]
+    assert (end.ok, end.error) == (False, "1 of 2 pages were read")
+
+
+def test_a_retracted_request_loads_an_answer_that_another_request_computed() -> None:
+    """The engine has the loaded page behind the prompt under its hash, so a later request finds it."""
+    request = request_in(None)
+    watch = Watching(
+        TapRecorder(), SglangFlattener(page=PAGE, host=True), TapSettings("", "sglang", PAGE, 16, 1, medium=HOST_MEDIUM)
+    )
+    watch.recorder.queue += [
+        ("new", 1, request), ("lookup", 2, "a", 0, 0, False),
+        ("extend", 3, [(request, 0, 9, None, 9, 0, 0)], Tensor(range(9 * PAGE, 9 * PAGE + 9)), None, 1),
+        *(("decode", 4, [request], Tensor([12 * PAGE]), None, 1) for _ in range(4)), ("preempt", 5, "a"),
+        ("lookup", 6, "a", 0, 0, False), ("fetch", 7, 1, "a", 0, 3, "DISK file", 64),
+    ]
+    request.output_ids = array("q", range(50, 54))
+    watch.recorder.queue.append(("fetched", 4, 1, "a", 0, Tensor([0, PAGE, 2 * PAGE]), "completed", ""))
+    watch.pump()
+    load(watch, request, 3, 0)
+    state = watch.leader.state
+    (slot,) = state.slots.values()
+    assert len(slot.hashes) == slot.filled_blocks == 3
+    device = state.pools[0]
+    assert [device.hash_of[place] for place in slot.device_blocks[:3]] == slot.hashes
+    assert all(device.content[place] == READY for place in slot.device_blocks[:3])
+    assert (watch.rejected, state.lost_sources) == ([], {})

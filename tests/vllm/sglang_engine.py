@@ -348,10 +348,12 @@ class Engine:
         scheduler.launch_batch_sample_if_needed(result, batch)
 
     def settle(self) -> None:
-        """Turns without work, after which the scheduler is idle."""
-        for _ in range(2):
+        """Turns without work, after which the scheduler is idle and no thread of HiCache copies."""
+        turns = 0
+        while turns < 2 or getattr(self.scheduler.tree_cache, "ongoing_backup", None):
             assert self.form() is None
             self.finish()
+            turns += 1
 
     def live(self) -> dict[str, Any]:
         """Requests that the scheduler has not ended."""

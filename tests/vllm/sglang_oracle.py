@@ -22,7 +22,7 @@ from kvbm_console.analysis.explain import explain
 from kvbm_console.core import events as ev
 from kvbm_console.core.columns import unpack_hashes, unpack_ids
 from kvbm_console.core.config import LeaderConfig
-from kvbm_console.core.ids import Authority, Condition, FinishReason, SlotState
+from kvbm_console.core.ids import Authority, Condition, FinishReason, SlotState, Tier
 from kvbm_console.core.state import CacheState
 from kvbm_console.core.tiers import READY, PoolFacts
 from kvbm_console.tap import sglang as binding
@@ -111,7 +111,7 @@ def compare_tree(engine: Engine, pool: PoolFacts, held: Counter[int]) -> None:
         assert known == {}
     elif hasattr(core, "_node_arena"):
         resident, locked = content_of(core, page)
-        assert known == resident
+        assert known == resident, (known.items() - resident.items(), resident.items() - known.items())
         compare_locks(engine, locked, {place for place in resident if held[place]})
     else:
         rows = core.walk_for_kv_canary(False, False)
@@ -142,13 +142,16 @@ def compare_host(engine: Engine, state: CacheState) -> None:
     if getattr(tree, "cache_controller", None) is None or tree.disable:
         assert {pool.info.medium for pool in pools} <= {"EXTERNAL"}
         return
-    (pool,) = pools
+    (pool,) = (pool for pool in pools if pool.info.tier is Tier.G2)
+    assert all(pool.silent for pool in pools if pool.info.tier is not Tier.G2), "nobody tells what the storage keeps"
     known = Counter(key for place, key in enumerate(pool.hash_of) if pool.content[place] == READY)
     told = resident_by_events(engine, pool.info.medium)
     assert known == told, (known - told, told - known)
     host = tree.cache_controller.mem_pool_host
-    if not tree.ongoing_write_through:
-        assert (host.size - host.available_size()) // engine.page == known.total()
+    used = (host.size - host.available_size()) // engine.page
+    assert used >= known.total()  # a copy that runs, also one that nobody waits for any more, has places
+    if not tree.ongoing_write_through and not tree.cache_controller.enable_storage:
+        assert used == known.total()
 
 
 def compare_locks(engine: Engine, locked: set[int], held: set[int]) -> None:
@@ -241,6 +244,69 @@ def watch_loads(engine: Engine, log: Counter[str]) -> None:
     tree.init_load_back = load_and_count
 
 
+def watch_storage(engine: Engine, log: Counter[tuple[str, int, str]]) -> None:
+    """Count SGLang's own copies between host and storage, beneath the tap: (direction, pages, end)."""
+    tree, page = engine.scheduler.tree_cache, engine.page
+    controller = getattr(tree, "cache_controller", None)
+    if controller is None or not controller.enable_storage:
+        return
+    controller.storage_host_pool.pin_memory = False  # needs a device
+    save, take, drop = controller._page_backup_or_log, tree._handle_prefetch_result, tree._retire_ongoing_prefetch
+
+    def save_and_count(operation: Any) -> None:
+        save(operation)
+        written = operation.completed_tokens // page
+        log["G2>G3", len(operation.hash_value), "completed" if written == len(operation.hash_value) else "failed"] += 1
+
+    def take_and_count(operation: Any) -> None:
+        wanted = len(tree.ongoing_prefetch[operation.handle].host_indices)
+        come = operation.completed_tokens
+        take(operation)
+        log["G3>G2", wanted // page, "completed" if come == wanted else "failed"] += 1
+
+    def drop_and_count(request: Any, host_indices: Any, extra_pools: Any) -> None:
+        if host_indices is not None and len(host_indices):
+            log["G3>G2", len(host_indices) // page, "cancelled"] += 1
+        drop(request, host_indices, extra_pools)
+
+    controller._page_backup_or_log = save_and_count
+    tree._handle_prefetch_result, tree._retire_ongoing_prefetch = take_and_count, drop_and_count
+
+
+class StorageCopies:
+    """The same copies, as they were told."""
+
+    def __init__(self) -> None:
+        self.ended: Counter[tuple[str, int, str]] = Counter()
+        self._of: dict[int, tuple[str, int]] = {}
+        self._blocks: dict[int, int] = {}
+
+    def see(self, event: ev.Event, state: CacheState) -> None:
+        if isinstance(event, ev.CandidatePromoted):
+            source, target = (state.pools[pool].info.tier for pool in (event.source_pool, event.target_pool))
+            self._of[event.candidate] = f"{source.name}>{target.name}", event.operation
+        elif isinstance(event, ev.OperationStarted):
+            self._blocks[event.operation] = event.blocks
+        elif isinstance(event, ev.CandidateEnded) and event.candidate in self._of:
+            direction, operation = self._of.pop(event.candidate)
+            if "G3" in direction:
+                self.ended[direction, self._blocks[operation], event.status.label] += 1
+
+
+def storage_hits(engine: Engine, asked: set[str]) -> Counter[str]:
+    """Blocks of each request that begins in this step which came from the storage, by SGLang's own split."""
+    found: Counter[str] = Counter()
+    batch = engine.formed
+    for req in batch.reqs if batch and batch.forward_mode.is_extend() else ():
+        if req.rid not in asked:
+            asked.add(req.rid)
+            first, end = req.storage_hit_start or 0, (req.storage_hit_start or 0) + req.storage_hit_length
+            computed = req.prefix_len
+            in_host = min(computed, end) - max(computed - req.materialized_host_hit_len(), first)
+            found[req.rid] += max(0, in_host) // engine.page
+    return found
+
+
 def watch_evictions(engine: Engine, log: list[tuple[set[int], set[str]]]) -> None:
     """Keep (places, requests they may be for) of every eviction, beneath the tap."""
     pool, page = engine.scheduler.token_to_kv_pool_allocator, engine.page
@@ -285,37 +351,69 @@ def compare_evictions(
 
 def run(order: dict[str, Any]) -> dict[str, Any]:
     """One run to its end, compared after every step; its figures."""
+    with tempfile.TemporaryDirectory() as store:
+        own = {"SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR": store, **order.get("environment", {})}
+        os.environ.update(own)
+        try:
+            return run_with_store(order)
+        finally:
+            for name in own:
+                del os.environ[name]
+
+
+class Told:
+    """What the tap told, as far as it is compared when a run has ended."""
+
+    def __init__(self) -> None:
+        self.evicted: list[tuple[int, int, int | None]] = []
+        self.loads: Counter[str] = Counter()
+        self.from_storage: Counter[str] = Counter()
+        self.copies = StorageCopies()
+        self.seen: Counter[str] = Counter()
+        self.names: dict[int, str] = {}
+
+    def look(self, events: list[ev.Event], state: CacheState, page: int) -> None:
+        """The events since the last look."""
+        self.names.update({number: slot.request for number, slot in state.slots.items()})
+        self.evicted += evictions(events, state)
+        self.seen.update(slot.state.label for slot in state.slots.values())
+        self.seen.update(type(event).__name__ for event in events)
+        for event in events:
+            if isinstance(event, ev.DeviceBlocksAssigned) and event.external_tokens:
+                self.loads[self.names[event.slots[0]]] += event.external_tokens // page
+            elif isinstance(event, ev.PrefixScored):
+                self.from_storage[self.names[event.slot]] += event.hits[2] + event.hits[3]
+            self.copies.see(event, state)
+
+
+def run_with_store(order: dict[str, Any]) -> dict[str, Any]:
+    """The same, where the files of a storage have their directory."""
     with tempfile.TemporaryDirectory() as directory:
         engine = Engine(Path(directory), **order.get("engine", {}))
     log: list[tuple[set[int], set[str]]] = []
+    loads: Counter[str] = Counter()
+    stored: Counter[tuple[str, int, str]] = Counter()
+    from_storage: Counter[str] = Counter()
     watch_evictions(engine, log)
+    watch_loads(engine, loads)
+    watch_storage(engine, stored)
     tap = engine.scheduler.kvbm_tap
     watch = Watching(tap.recorder, tap.sender.flattener, tap.sender.settings)
-    loads: Counter[str] = Counter()
-    told_loads: Counter[str] = Counter()
-    watch_loads(engine, loads)
-    told: list[tuple[int, int, int | None]] = []
-    seen: Counter[str] = Counter()
-    names: dict[int, str] = {}
+    told, asked = Told(), set[str]()
     for wave in range(order.get("waves", 1)):
         requests = [(at, f"w{wave}{name}", *rest) for at, name, *rest in workload(*order["workload"])]
         for _ in engine.run(requests, aborts=order.get("aborts", 0.0), seed=order.get("seed", 0)):
             watch.pump()
             assert watch.rejected == [], watch.rejected
-            state = watch.leader.state
-            names.update({number: slot.request for number, slot in state.slots.items()})
-            told += evictions(watch.events, state)
-            seen.update(slot.state.label for slot in state.slots.values())
-            seen.update(type(event).__name__ for event in watch.events)
-            for event in watch.events:
-                if isinstance(event, ev.DeviceBlocksAssigned) and event.external_tokens:
-                    told_loads[names[event.slots[0]]] += event.external_tokens // engine.page
-            compare(engine, state)
+            told.look(watch.events, watch.leader.state, engine.page)
+            from_storage += storage_hits(engine, asked)
+            compare(engine, watch.leader.state)
         if order.get("waves"):
             engine.settle()
             watch.pump()
-            seen["cached before the flush"] += watch.leader.state.pools[0].resident_blocks
-            seen["flushed"] += engine.scheduler.flush_cache()
+            told.look(watch.events, watch.leader.state, engine.page)
+            told.seen["cached before the flush"] += watch.leader.state.pools[0].resident_blocks
+            told.seen["flushed"] += engine.scheduler.flush_cache()
             engine.scheduler.tree_cache.take_events()
             watch.pump()
             compare(engine, watch.leader.state)
@@ -326,14 +424,24 @@ def run(order: dict[str, Any]) -> dict[str, Any]:
     assert watch.leader.state.lost_sources == {}
     assert tap.recorder.errors == 0
     assert watch.mirror.totals == watch.leader.state.totals
-    assert told_loads == +loads, (told_loads, loads)
-    compare_evictions(engine, told, log, names)
+    assert told.loads == +loads, (told.loads, loads)
+    assert +told.from_storage == +from_storage, (told.from_storage - from_storage, from_storage - told.from_storage)
+    assert told.copies.ended == stored, (told.copies.ended - stored, stored - told.copies.ended)
+    compare_evictions(engine, told.evicted, log, told.names)
+    return figures(engine, watch, told, stored)
+
+
+def figures(engine: Engine, watch: Watching, told: Told, stored: Counter[tuple[str, int, str]]) -> dict[str, Any]:
+    """What happened in a run."""
     totals = watch.leader.state.totals
     return {
         "steps": engine.steps, "opened": totals.slots_opened, "finished": {
             reason.label: totals.finished[reason] for reason in FinishReason if totals.finished[reason]
-        }, "hits": list(totals.hit_blocks), "preemptions": totals.preemptions, "evicted": len(told),
-        "nobody": sum(slot is None for _, _, slot in told), "seen": dict(seen), "tree": type(
+        }, "hits": list(totals.hit_blocks), "preemptions": totals.preemptions, "evicted": len(told.evicted),
+        "storage": {f"{direction} {end}": sum(
+            count for (way, _, outcome), count in stored.items() if (way, outcome) == (direction, end)
+        ) for direction, _, end in stored},
+        "nobody": sum(slot is None for _, _, slot in told.evicted), "seen": dict(told.seen), "tree": type(
             engine.scheduler.tree_cache.tree_core).__name__,
     }
 

@@ -133,6 +133,40 @@ def test_blocks_of_the_host_tier_and_their_loads_are_those_of_hicache(
     assert found["seen"]["OperationReported"] > 0
 
 
+STORAGE = {
+    "page": 16, "tokens": 480, "tree": "python", "hicache_ratio": 1.2, "hicache_write_policy": "write_through",
+    "hicache_storage_backend": "file", "hicache_storage_prefetch_policy": "wait_complete",
+    "hicache_storage_backend_extra_config": json.dumps({"prefetch_threshold": 16}), **HICACHE,
+}
+
+
+@pytest.mark.parametrize(
+    ("seed", "engine"), [
+        (1, {}), (2, {"tree": "rust"}), (3, {"page": 1, "hicache_ratio": 2.0}), (4, {"overlap": True}),
+        (5, {"hicache_write_policy": "write_back"}), (6, {"hicache_storage_prefetch_policy": "best_effort"}),
+        (7, {"hicache_storage_prefetch_policy": "timeout", "tree": "rust", "overlap": True}),
+    ], ids=str,
+)
+def test_copies_to_and_from_a_storage_are_those_of_hicache(oracle: Oracle, seed: int, engine: dict[str, Any]) -> None:
+    """Each copy with its pages and its end, and each request's hits by tier; the rest as without a storage. After each
+    wave device and host are emptied, and the storage keeps its pages."""
+    found = oracle.run([seed, 5, 3], waves=3, aborts=0.01, engine={**STORAGE, **engine})
+    assert found["storage"]["G2>G3 completed"] > 0
+    if "best_effort" not in engine.values():
+        assert found["storage"]["G3>G2 completed"] > 0
+        assert found["hits"][2] > 0
+
+
+@pytest.mark.parametrize("tree", ["python", "rust"])
+def test_a_storage_that_fails_is_shown_as_failing(oracle: Oracle, tree: str) -> None:
+    """SGLang's own injector lets a fifth of the calls fail."""
+    found = oracle.run(
+        [8, 6, 4], waves=3, environment={"SGLANG_TEST_HICACHE_BACKEND_RANDOM_FAILURE": "0.2"},
+        engine={**STORAGE, "tree": tree},
+    )
+    assert found["storage"]["G2>G3 failed"] > 0
+
+
 def test_a_flush_empties_the_host_tier(oracle: Oracle) -> None:
     seen = oracle.run([6, 6, 2], waves=2, engine={"page": 16, "tokens": 480, "tree": "python", **HICACHE})["seen"]
     assert seen["flushed"] == 2

@@ -26,6 +26,8 @@ def _candidate_planned(state: "CacheState", e: ev.CandidatePlanned) -> None:
     if e.slot is not None:
         slot = state.known_slot(e.slot)
         slot.outstanding = {*slot.outstanding, e.candidate}
+        if e.route.is_load and e.first_block is not None and e.first_block <= len(slot.hashes):
+            slot.hashes += state.candidates[e.candidate].hashes[len(slot.hashes) - e.first_block :]  # behind the prompt
 
 
 def _candidate(state: "CacheState", number: int) -> CandidateFacts:

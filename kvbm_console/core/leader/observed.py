@@ -508,7 +508,9 @@ def load(
     tokens, external = s.external_tokens, sum(blocks for _, blocks in found)
     if slot.state is not SlotState.ONBOARD_STAGED:
         move(decider, slot, SlotState.ONBOARD_STAGED, detail=tokens)
-    hashes = slot.hashes[reused : reused + external]
+    hashes, told = slot.hashes[reused : reused + external], unpack_hashes(s.hashes)
+    if len(told) == external > len(hashes) and told[: len(hashes)] == hashes:
+        hashes = told
     targets = slot.device_blocks[reused : reused + len(hashes)]
     if lower is None or not hashes:
         move(decider, slot, SlotState.ONBOARDING, detail=tokens)

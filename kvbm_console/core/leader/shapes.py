@@ -59,6 +59,8 @@ def _lookup(decider: Decider, s: st.LookupObserved) -> None:
 def _allocation(decider: Decider, s: st.BlocksAllocated) -> None:
     _check_places(decider.device_pool(decider.live(s.request).source), unpack_ids(s.block_ids))
     _check_counts("external_tokens", (s.external_tokens,))
+    if EMPTY_HASH in unpack_hashes(s.hashes):
+        raise Refused("hashes must not be 0")
     _check_counts("found", s.found)
 
 

@@ -2111,18 +2111,20 @@ class Stimulus(_message.Message):
         computed_tokens: int
         def __init__(self, request: _Optional[str] = ..., computed_tokens: _Optional[int] = ...) -> None: ...
     class BlocksAllocated(_message.Message):
-        __slots__ = ("request", "block_ids", "external_tokens", "awaits_start", "found")
+        __slots__ = ("request", "block_ids", "external_tokens", "awaits_start", "found", "hashes")
         REQUEST_FIELD_NUMBER: _ClassVar[int]
         BLOCK_IDS_FIELD_NUMBER: _ClassVar[int]
         EXTERNAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
         AWAITS_START_FIELD_NUMBER: _ClassVar[int]
         FOUND_FIELD_NUMBER: _ClassVar[int]
+        HASHES_FIELD_NUMBER: _ClassVar[int]
         request: str
         block_ids: bytes
         external_tokens: int
         awaits_start: bool
         found: _containers.RepeatedScalarFieldContainer[int]
-        def __init__(self, request: _Optional[str] = ..., block_ids: _Optional[bytes] = ..., external_tokens: _Optional[int] = ..., awaits_start: _Optional[bool] = ..., found: _Optional[_Iterable[int]] = ...) -> None: ...
+        hashes: bytes
+        def __init__(self, request: _Optional[str] = ..., block_ids: _Optional[bytes] = ..., external_tokens: _Optional[int] = ..., awaits_start: _Optional[bool] = ..., found: _Optional[_Iterable[int]] = ..., hashes: _Optional[bytes] = ...) -> None: ...
     class IterationScheduled(_message.Message):
         __slots__ = ("iteration", "count", "new", "resumed", "preempted", "skipped", "unskipped", "first_tokens", "progressed", "positions", "appended", "appended_counts", "appended_ids", "running", "waiting")
         ITERATION_FIELD_NUMBER: _ClassVar[int]

@@ -241,6 +241,8 @@ def with_versions(known: dict[str, str], present: dict[str, str]) -> dict[str, s
 def main() -> None:
     """Write everything below the directory that the first argument names, or below the repository."""
     target = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT
+    if not target.is_dir():
+        sys.exit(f"usage: python proto/generate.py [DIR]; DIR must be a directory, got {target}")
     generate(target)
     versions = with_versions(json.loads(VERSIONS_FILE.read_text()), digests())
     (target / VERSIONS_FILE.relative_to(ROOT)).write_text(json.dumps(versions, indent=2) + "\n")

@@ -26,7 +26,7 @@ Law of this file: ``LruCurve.hits`` is what a replay through ``simple_lru`` of t
 """
 
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import accumulate
 from math import sqrt
 from typing import Final, NamedTuple
@@ -312,6 +312,16 @@ class SampledCurve:
         if chosen:
             self._stack.touch(chosen)
             self._keep(chosen)
+
+    def hold(self, keys: Collection[int], recency: Callable[[int], tuple[int, int]]) -> None:
+        """These keys are there before the first reference. Keys of higher ``recency`` were used later.
+
+        A key that had been evicted by then counts as missed at any capacity. So above what is held a rate is a lower
+        bound.
+        """
+        while len(keys) >> self._halvings > self.samples:
+            self._halvings += 1
+        self.store(sorted(self._chosen(keys), key=recency, reverse=True))
 
     def _keep(self, chosen: list[int]) -> None:
         self._keys.update(chosen)

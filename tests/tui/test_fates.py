@@ -329,6 +329,25 @@ def test_evictions_are_told_by_cause_and_by_how_soon_they_were_missed(path: Path
         assert (f"asked again {again[one]:,}" in row) if again[one] else ("asked again –" in row)
 
 
+@pytest.mark.parametrize("share", [0.3, 0.5, 0.8])
+def test_a_curve_that_begins_in_the_middle_begins_with_what_the_tiers_hold(share: float) -> None:
+    """As after an attach or a seek: an empty cache would have missed all that was stored before."""
+    _, events = folded(RECORDINGS / "screens" / "run.mcap")
+    middle = int(share * len(events))
+    state, mirror = CacheState(), Mirror()
+    for event in events[:middle]:
+        state.apply(event)
+    mirror.take(connected(recording=True), 0)
+    mirror.take(SnapshotTaken(state), 0)
+    mirror.take(EventsArrived(events[middle:]), 0)
+    desk = desk_of(items=[], late_ns=0)
+    desk.mirror = mirror
+    fates = mirror.fates
+    measured = sum(fates.blocks[fate] for fate in (Fate.G1, Fate.G2, Fate.G3)) / fates.asked
+    whole = points_of(desk, mirror.facts)[-1].rate
+    assert abs(whole.hit_rate - measured) <= 0.02 + whole.error
+
+
 def test_a_low_screen_tells_causes_and_ages_where_it_has_room() -> None:
     desk = desk_of(items=[], late_ns=0)
     desk.mirror, _ = folded(RECORDINGS / "screens" / "run.mcap")

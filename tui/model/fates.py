@@ -119,6 +119,15 @@ class Fates:
                 for key in list(islice(self._needed, NEEDED_MAX // 4)):
                     del self._needed[key]
 
+    def adopt(self, state: CacheState) -> None:
+        """The history begins at these facts: the curve begins with the blocks that the tiers hold."""
+        if self.since_ns is None:
+            held: dict[int, tuple[int, int]] = {}
+            for pool in state.living(state.pools):
+                for key, place in pool.by_hash.items():
+                    held[key] = max(held.get(key, (-len(Tier), 0)), (-pool.info.tier, pool.stored_at[place]))
+            self.curve.hold(held, held.__getitem__)
+
     def took(self, e: ev.BlocksEvicted, state: CacheState) -> None:
         """A tier gave blocks up."""
         self.evicted[state.pools[e.pool].info.tier][e.rule] += len(e.ids) // ID_BYTES

@@ -515,6 +515,7 @@ def adopt(history: History, state: CacheState, seen_ns: int, mono_ns: int) -> No
     _transfers(history, state, seen_ns)
     history.decoding = sum(slot.state is SlotState.DECODING for slot in state.slots.values())
     prefixes.adopt(history.prefixes, state, seen_ns)
+    history.fates.adopt(state)
     history.hold_mono = {
         number: history.hold_mono.get(number, mono_ns - max(0, state.at_ns - hold.since_ns))
         for number, hold in state.holds.items()

@@ -50,7 +50,8 @@ class Tiers(View):
         ("cached", "kept for the next request that needs it"), ("hit", "found here, of the blocks asked for here"),
         ("thrash", "of the blocks evicted in the last minute, share that came back within the window"),
         ("again", "time from an eviction until a prompt asked for the block again; a short time means a small tier"),
-        ("CURVE", "hits of an LRU cache as large as these tiers, over the prompts seen here; 2x: this tier doubled"),
+        ("CURVE", "hits of an LRU cache as large as these tiers, over the prompts seen here, beginning with what the "
+         "tiers held; 2x: this tier doubled"),
         ("evicted", "by the reason for the choice; asked again: a prompt needed the block later"),
         ("BOUND", "hit rate of the best possible eviction"),
     )

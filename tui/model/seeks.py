@@ -67,6 +67,9 @@ async def fold_to(
     ``look`` sees every slice behind its fold.
     """
     for events in _runs(tape, mirror.next_seq, target):
+        events = [event for event in events if event.seq >= mirror.next_seq]  # batches of a tape may overlap
+        if not events:
+            continue
         if events[0].seq != mirror.next_seq:
             _over_gap(mirror, tape, events[0].seq, mono)
             events = [event for event in events if event.seq >= mirror.next_seq]

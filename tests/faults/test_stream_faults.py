@@ -122,10 +122,11 @@ async def test_f9_the_cap_of_subscribers() -> None:
         publish(daemon.service, 50)
 
         async def rest(stream: object) -> None:
-            await follow_until(stream, Mirror(), lambda: stream.received >= 50)  # type: ignore[arg-type,attr-defined]
+            await follow_until(stream, Mirror(), lambda: stream.position >= head + 50)  # type: ignore[arg-type,attr-defined]
 
         await asyncio.gather(*(rest(stream) for stream in accepted))
-        assert {stream.position for stream in accepted} == {head + 50}
+        # The daemon may note a blocked loop meanwhile, which is an event, too.
+        assert all(stream.received == stream.position - stream.start >= 50 for stream in accepted)
         accepted[0].cancel()
         while len(daemon.service.broadcaster.subscribers) == SUBSCRIBERS_MAX:
             await client.status()

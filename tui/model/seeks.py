@@ -8,7 +8,7 @@ Without a spine in front, before the index has come so far, the past of a place 
 Law of this file: facts behind a gap come from facts that the tape has. No event of a gap is invented.
 """
 
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 from kvbm_console.analysis.lints import Finding
@@ -66,39 +66,22 @@ async def fold_to(
 
     ``look`` sees every slice behind its fold.
     """
-    for events in _runs(tape, mirror.next_seq, target):
-        events = [event for event in events if event.seq >= mirror.next_seq]  # batches of a tape may overlap
-        if not events:
+    for events in tape.events(mirror.next_seq) if mirror.next_seq < target else ():
+        wanted = [event for event in events if mirror.next_seq <= event.seq < target]
+        if not wanted:
+            if events[-1].seq >= target:
+                break
             continue
-        if events[0].seq != mirror.next_seq:
-            _over_gap(mirror, tape, events[0].seq, mono)
-            events = [event for event in events if event.seq >= mirror.next_seq]
-        for first in range(0, len(events), SLICE_EVENTS):
-            piece = events[first : first + SLICE_EVENTS]
+        if wanted[0].seq != mirror.next_seq:
+            _over_gap(mirror, tape, wanted[0].seq, mono)
+            wanted = [event for event in wanted if event.seq >= mirror.next_seq]
+        for first in range(0, len(wanted), SLICE_EVENTS):
+            piece = wanted[first : first + SLICE_EVENTS]
             mirror.take(EventsArrived(piece), mono())
             look(piece)
             await breathe()
     if mirror.next_seq < target:
         _over_gap(mirror, tape, target, mono, state)
-
-
-def _runs(tape: RunTape, seq: int, target: int) -> Iterator[list[Event]]:
-    """Events ``seq`` to ``target - 1`` without a hole inside of a list, small batches together up to a slice."""
-    run: list[Event] = []
-    try:
-        for events in tape.events(seq) if seq < target else ():
-            if events[0].seq >= target:
-                break
-            if run and (events[0].seq != run[-1].seq + 1 or len(run) + len(events) > SLICE_EVENTS):
-                yield run
-                run = []
-            run += [event for event in events if seq <= event.seq < target]
-    except RecordingError:
-        if run:
-            yield run  # what stands in front of a damaged place counts
-        raise
-    if run:
-        yield run
 
 
 def _over_gap(mirror: Mirror, tape: RunTape, seq: int, mono: Clock, state: CacheState | None = None) -> None:

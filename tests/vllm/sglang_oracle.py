@@ -362,7 +362,7 @@ def run(order: dict[str, Any]) -> dict[str, Any]:
 
 
 class Told:
-    """What the tap told, as far as it is compared when a run has ended."""
+    """The tap's words, as far as they are compared when a run has ended."""
 
     def __init__(self) -> None:
         self.evicted: list[tuple[int, int, int | None]] = []
@@ -432,7 +432,7 @@ def run_with_store(order: dict[str, Any]) -> dict[str, Any]:
 
 
 def figures(engine: Engine, watch: Watching, told: Told, stored: Counter[tuple[str, int, str]]) -> dict[str, Any]:
-    """What happened in a run."""
+    """The figures of a run."""
     totals = watch.leader.state.totals
     return {
         "steps": engine.steps, "opened": totals.slots_opened, "finished": {

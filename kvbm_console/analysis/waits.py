@@ -63,7 +63,7 @@ def free_blocks(state: CacheState, slot: SlotFacts) -> tuple[int, int] | None:
     pool = state.pool_of(Tier.G1, slot.source)
     if pool is None or pool.info.capacity_blocks is None:
         return None
-    wanted = -(-slot.prompt_tokens // pool.info.block_tokens) - max(slot.local_blocks, len(slot.device_blocks))
+    wanted = -(-slot.prompt_tokens // pool.info.block_tokens) - max(slot.local_blocks, slot.end_block)
     return max(0, wanted), available(pool)
 
 

@@ -210,7 +210,7 @@ def _audit_slots(state: CacheState) -> list[Violation]:
     for number, slot in state.slots.items():
         if len(set(slot.device_blocks)) != len(slot.device_blocks):
             found.append(Violation("I5", f"slot {number} lists a place twice", number))
-        if slot.state is SlotState.FINISHED and (slot.device_blocks or slot.staged or slot.outstanding):
+        if slot.state is SlotState.FINISHED and (slot.end_block or slot.staged or slot.outstanding):
             found.append(Violation("I8", f"slot {number} is finished and owns something", number))
         computed = slot.computed_tokens(state.iteration)
         most = slot.most_tokens(slot.state)
@@ -219,9 +219,9 @@ def _audit_slots(state: CacheState) -> list[Violation]:
         if slot.device_pool is None:
             continue
         pool = state.pools[slot.device_pool]
-        if slot.device_blocks and computed > len(slot.device_blocks) * pool.info.block_tokens:
+        if slot.end_block and computed > slot.end_block * pool.info.block_tokens:
             found.append(
-                Violation("I15", f"slot {number}: {computed} tokens in {len(slot.device_blocks)} blocks", number)
+                Violation("I15", f"slot {number}: {computed} tokens in {slot.end_block} blocks", number)
             )
         mine = owners[slot.device_pool]
         if not mine.keys().isdisjoint(slot.device_blocks):

@@ -126,7 +126,8 @@ def _describe(event: ev.AnyEvent, state: CacheState | None) -> str:
         case ev.DeviceBlocksAssigned():
             reused = f", {event.reused} reused" if event.reused else ""
             external = f", {event.external_tokens:,} tokens to load" if event.external_tokens else ""
-            return f"{_tier(state, event.pool)} {_ids(event.ids)} to {_slots(event.slots)}{reused}{external}"
+            passed = f", {event.passed_blocks:,} before the window" if event.passed_blocks else ""
+            return f"{_tier(state, event.pool)} {_ids(event.ids)} to {_slots(event.slots)}{reused}{external}{passed}"
         case ev.DeviceBlocksReleased():
             return f"{_ids(event.ids)}, {event.why.words}"
         case ev.DeviceBlocksReplaced():

@@ -39,11 +39,11 @@ from kvbm_console.core.ids import (
 
 KIND_NUMBER_BASE: Final = 100
 """The number of a kind in the messages of the wire is this plus its msgpack tag."""
-SCHEMA_ID: Final = 10
+SCHEMA_ID: Final = 11
 """Version of events and stimuli that a batch carries, so that a reader can say why it cannot read one."""
-FORMAT_MINOR: Final = 12
+FORMAT_MINOR: Final = 13
 """Minor version of recordings, which older readers may read and pass new things over."""
-PROTOCOL_MINOR: Final = 12
+PROTOCOL_MINOR: Final = 13
 """Minor version of the wire. A new kind or field raises all three; ``make proto`` refuses it otherwise."""
 NOTHING_RETURNED: Final = (0, 0, 0, 0)
 TOLD: Final = -1
@@ -185,7 +185,9 @@ class StagingReleased(Event, tag=8):
 class DeviceBlocksAssigned(Event, tag=9):
     """Device blocks were appended to slots: ``counts[i]`` of ``ids`` to ``slots[i]``.
 
-    The first ``reused`` ids are prefix blocks found in G1 (one slot only); ``external_tokens`` will be loaded.
+    The first ``reused`` blocks are prefix blocks found in G1 (one slot only); ``external_tokens`` will be loaded. The
+    first ``passed_blocks`` blocks lie before the attention window, so the slot gets no place for them, and ``ids``
+    begins behind them. ``passed_hashes`` are the hashes of those among them that go beyond the hashes of the slot.
     """
 
     pool: int
@@ -194,10 +196,15 @@ class DeviceBlocksAssigned(Event, tag=9):
     ids: Ids
     reused: int
     external_tokens: int
+    passed_blocks: int = 0
+    passed_hashes: Hashes = b""
 
 
 class DeviceBlocksReleased(Event, tag=10):
-    """The slot gave up these device blocks; running operations may still hold some of them."""
+    """The slot gave up these device blocks; running operations may still hold some of them.
+
+    With ``WINDOW`` they are its first ones, and it keeps the others.
+    """
 
     slot: int
     ids: Ids

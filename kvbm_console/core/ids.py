@@ -199,6 +199,8 @@ class ReleaseReason(Word):
     FAILED = 7
     EPOCH = 8
     LOADED = 9
+    WINDOW = 10
+    """The attention window of the request has passed them."""
 
 
 class EvictRule(Word):

@@ -154,6 +154,19 @@ class SlotFacts(msgspec.Struct, array_like=True):
     """The name under which its blocks go to the engine that decodes it; None without such an engine."""
     receives: str | None = None
     """The name under which another engine, which prefilled it, sends its blocks."""
+    passed_blocks: int = 0
+    """Leading blocks that lie before the attention window of its model: it holds no place for them, and
+    ``device_blocks`` begins behind them."""
+
+    @property
+    def end_block(self) -> int:
+        """The number of its blocks on the device, with those that its window has passed."""
+        return self.passed_blocks + len(self.device_blocks)
+
+    def places(self, first: int, end: int) -> list[int]:
+        """The places of its blocks from ``first`` to ``end``; those that its window has passed have none."""
+        passed = self.passed_blocks
+        return self.device_blocks[max(0, first - passed) : max(0, end - passed)]
 
     def sequence_tokens(self, iteration: int, block_tokens: int) -> int:
         """Tokens of the sequence as far as they are known: the prompt, and the tokens generated behind it."""

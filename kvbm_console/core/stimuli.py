@@ -86,6 +86,10 @@ class BlocksAllocated(Stimulus, tag=4):
     watched engine reports the start of the load by ``CopyBegun`` if ``awaits_start`` is set. ``found`` has the external
     tokens that came from G2, G3 and G4; it is empty if the connector does not tell. ``hashes`` are those of the loaded
     blocks, if they go beyond the prompt: a request that lost its blocks may find an answer that another one computed.
+
+    A watched engine reports all blocks of the request as they are now. Its first ``passed_blocks`` lie before the
+    attention window: the request holds no place for them, and ``block_ids`` begins behind them. ``passed_hashes`` are
+    the hashes of those among them that lie behind the prompt.
     """
 
     request: str
@@ -94,6 +98,8 @@ class BlocksAllocated(Stimulus, tag=4):
     awaits_start: bool = False
     found: tuple[int, ...] = ()
     hashes: bytes = b""
+    passed_blocks: int = 0
+    passed_hashes: bytes = b""
 
 
 class IterationScheduled(Stimulus, tag=5):

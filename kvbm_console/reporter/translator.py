@@ -41,6 +41,8 @@ DEVICE: Final = ""
 GROUP: Final = "#"
 """Prefix of the pool, among the pools by medium, of a group whose blocks are not reported with requests."""
 _RUNS: Final = "RUNNING"
+NO_PLACE: Final = 0
+"""The engine's null block, in the place of a block that the window of its request has passed."""
 SOURCES: Final = {"disk": "STORAGE", "p2p": "EXTERNAL"}
 """A connector's source of cache hits to its medium. Other sources, such as ``host``, are the connector's own medium.
 Hits of a disk are those of this machine's disk if the engine has named one."""
@@ -60,6 +62,8 @@ class _Request(msgspec.Struct):
     allocated: tuple[list[int], int] | None = None
     """Blocks and external tokens of an allocation that is reported with the next step."""
     found: dict[str, int] = {}
+    passed_hashes: list[int] = []
+    """Hashes of the blocks of an allocation that its window has passed, from the end of its prompt on."""
     """External tokens by the source that the connector names."""
 
 
@@ -214,28 +218,53 @@ class Translator:
         tier = tier_of(self._settings.medium) if self._settings.medium else Tier.G1
         self._call(st.LookupObserved, name, computed, tokens, asynchronous, tier)
 
-    def _alloc(self, name: str, ids: list[int], external: int, at_once: bool = False) -> None:
+    def _alloc(
+        self, name: str, ids: list[int], external: int, at_once: bool = False, passed_hashes: Iterable[int] = ()
+    ) -> None:
         """Blocks of a request, which are reported with the next step, or at once if no other request can share them."""
+        request = self._requests[name]
+        request.passed_hashes = list(passed_hashes)
         if at_once:
-            self._allocate(name, self._requests[name], ids, external)
+            self._allocate(name, request, ids, external)
             return
-        self._requests[name].allocated = ids, external
+        request.allocated = ids, external
         self._allocated.append(name)
 
     def _allocate(self, name: str, request: _Request, ids: list[int], external: int) -> None:
         request.allocated = None
         if not request.blocks:
-            request.filled = (request.local + external) // self._settings.block_tokens
+            request.filled = max((request.local + external) // self._settings.block_tokens, self._passed(ids))
         request.blocks = list(ids)
         begun, size = self._loads.pop(name, None) if external else None, self._settings.block_tokens
         beyond = (request.local + external) // size > request.prompt // size
+        passed = self._passed(ids)
         self._call(
-            st.BlocksAllocated, name, pack_ids(ids), external, begun is not None, self._tiers(request, external),
+            st.BlocksAllocated, name, pack_ids(ids[passed:]), external, begun is not None,
+            self._tiers(request, external),
             begun.stimulus.hashes if beyond and begun is not None and isinstance(begun.stimulus, st.CopyBegun) else b"",
+            passed, pack_hashes(request.passed_hashes),
         )
-        request.found = {}
+        request.found, request.passed_hashes = {}, []
         if begun is not None:
             self.calls.append(begun)
+
+    def _passed(self, ids: list[int]) -> int:
+        """The number of leading blocks that have no place, because the window of their request has passed them."""
+        first_place = self._settings.first_place
+        return next((at for at, place in enumerate(ids) if place >= first_place), len(ids)) if first_place else 0
+
+    def _window(self, name: str, passed: int) -> None:
+        """The engine has taken back the blocks that the window of a request has passed."""
+        request = self._requests[name]
+        if request.allocated is None and self._passed(request.blocks) < passed <= len(request.blocks):
+            request.blocks = [NO_PLACE] * passed + request.blocks[passed:]
+            request.filled = max(request.filled, passed)
+            self._tell_blocks(name, request)
+
+    def _tell_blocks(self, name: str, request: _Request) -> None:
+        """Report the blocks of a running request as they are now."""
+        passed = self._passed(request.blocks)
+        self._call(st.BlocksAllocated, name, pack_ids(request.blocks[passed:]), 0, False, (), b"", passed)
 
     def _tiers(self, request: _Request, external: int) -> tuple[int, ...]:
         """External tokens from G2, G3 and G4; empty if the connector does not tell all of them."""
@@ -378,6 +407,7 @@ class Translator:
             request = self._requests.get(name)
             if request is not None and request.allocated is not None:
                 taken.update(request.allocated[0])
+        taken.difference_update(range(self._settings.first_place))
         if not taken:
             return set()
         sharing: set[str] = set()
@@ -385,7 +415,7 @@ class Translator:
             if ids and not taken.isdisjoint(ids):
                 request = self._requests[name]
                 request.blocks += ids
-                self._call(st.BlocksAllocated, name, pack_ids(request.blocks), 0)
+                self._tell_blocks(name, request)
                 sharing.add(name)
         return sharing
 
@@ -422,7 +452,8 @@ class Translator:
         if delayed:
             self._delayed.add(name)
         self._call(
-            st.RequestFinished, name, pack_ids(request.blocks[:named]), REASONS.get(status, FinishReason.ERROR), delayed
+            st.RequestFinished, name, pack_ids(request.blocks[self._passed(request.blocks) : named]),
+            REASONS.get(status, FinishReason.ERROR), delayed,
         )
 
     def _events(self, rows: list[Any]) -> None:
@@ -575,6 +606,7 @@ class Translator:
                 request.local = min(len(about[1]), len(hashes)) * self._settings.block_tokens
                 self._call(st.LookupObserved, name, request.local, 0, False, Tier.G1)
             if request.blocks != blocks:
+                request.passed_hashes = hashes[len(about[1]) : self._passed(blocks)]
                 self._allocate(name, request, blocks, 0)
             self._fill([[name, request.filled, hashes[request.filled :]]])
             if status == _RUNS or scheduled:
@@ -612,7 +644,7 @@ _TAKERS: Final[dict[str, Callable[..., None]]] = {
     "cleared": Translator._cleared, "pool": Translator._pool, "sanitized": Translator._sanitized,
     "publish": Translator._publish, "evict": Translator._evict, "preempt": Translator._preempt,
     "copy": Translator._copy, "copied": Translator._copied, "found": Translator._found, "slow": Translator._slow,
-    "measured": Translator._measured, "audit": Translator._audit,
+    "measured": Translator._measured, "window": Translator._window, "audit": Translator._audit,
 }
 
 

@@ -18,13 +18,15 @@ import time
 from collections.abc import Callable, Iterable, Sized
 from typing import Any, Final
 
-from kvbm_console.tap.recorder import LIVE_MAX, NULL_BLOCKS, QUEUE_MAX, TapRecorder
+from kvbm_console.tap.recorder import LIVE_MAX, NULL_BLOCKS, QUEUE_MAX, MovingWindow, TapRecorder
 from kvbm_console.tap.sanitizing import WORKER_CALLS, WorkerMeta
 
 _now = time.monotonic_ns
 _CALLS: Final = ("allocate_slots",)
 _POOL_CALLS: Final = ("get_new_blocks", "cache_full_blocks")
 """Without these the groups cannot be followed."""
+_WINDOW_CALL: Final = "remove_skipped_blocks"
+"""Without this method of a group whose layers see a window, the blocks that it gives back are unknown."""
 AUDIT_PLACES: Final = 512
 AUDIT_NS: Final = 40_000
 """Places and time of one audit: a pool of 20,000 places is compared in 40 audits."""
@@ -377,13 +379,14 @@ def named_blocks(manager: Any, request: Any, groups: Any) -> tuple[int, ...]:
 
 
 def _leading(manager: Any, groups: Any) -> tuple[int, ...]:
-    """Number of leading blocks with a hash in each group; empty if the engine does not give its blocks."""
+    """Number of leading blocks with a hash, or before a window, in each group; empty if the engine does not give its
+    blocks."""
     blocks = getattr(getattr(manager, "block_pool", None), "blocks", None)
     if blocks is None:
         return ()
-    return tuple(
-        next((at for at, place in enumerate(ids) if blocks[place].block_hash is None), len(ids)) for ids in groups
-    )
+    return tuple(next(
+        (at for at, place in enumerate(ids) if place >= NULL_BLOCKS and blocks[place].block_hash is None), len(ids)
+    ) for ids in groups)
 
 
 def take_events(self: Any) -> Any:
@@ -448,6 +451,9 @@ def record_places(
     ``tell`` gets the result of an allocation, its request, and the number of tokens that a connector loads, None if
     the engine does not pass it. Returns False if the manager or its pool lacks the methods that this needs."""
     pool = getattr(manager, "block_pool", None)
+    parts = getattr(getattr(manager, "coordinator", None), "single_type_managers", ())
+    if recorder.window is not None and not all(hasattr(part, _WINDOW_CALL) for part in parts or (None,)):
+        return False
     if not all(hasattr(manager, name) for name in _CALLS) or not all(hasattr(pool, name) for name in _POOL_CALLS):
         return False
     blocks = pool.blocks  # type: ignore[union-attr]
@@ -474,11 +480,31 @@ def record_places(
         report([src_block, dst_block])
 
     _around_allocations(recorder, manager, tell)
+    if recorder.window is not None:
+        _watch_window(recorder, recorder.window, parts[recorder.window.group])
     for name, changes in (("get_new_blocks", allocated), ("cache_full_blocks", cached), ("evict_blocks", evicted),
                        ("cache_partial_block", partly), ("move_block_hashes", moved)):
         if hasattr(pool, name):
             after(recorder, pool, name, changes)
     return True
+
+
+def _watch_window(recorder: TapRecorder, window: MovingWindow, part: Any) -> None:
+    """Record each move of a request's window, with the number of its leading blocks that are null blocks now.
+
+    ``part`` is the part of the cache manager for this group."""
+    def moved(_: Any, request_id: str, *__: Any, **___: Any) -> None:
+        blocks = part.req_to_blocks.get(request_id) or ()
+        before = at = window.passed.get(request_id, 0)
+        if at > len(blocks) or (at and not blocks[at - 1].is_null):  # the request has lost its blocks since
+            at = 0
+        while at < len(blocks) and blocks[at].is_null:
+            at += 1
+        if at != before:
+            window.passed[request_id] = at
+            recorder.put(("window", _now(), request_id, at))
+
+    after(recorder, part, _WINDOW_CALL, moved)
 
 
 def after(recorder: TapRecorder, owner: Any, name: str, tell: Callable[..., None]) -> None:

@@ -7,7 +7,8 @@ Messages, each a list (times in nanoseconds on the monotonic clock of the machin
 ``new``     time, request, hashes, prompt tokens, output limit, priority, session
 ``will``    time, request, computed tokens
 ``lookup``  time, request, computed tokens, tokens or null, asynchronous
-``alloc``   time, request, block ids, external tokens
+``alloc``   time, request, block ids, external tokens, true if it holds before the step, hashes of the blocks behind
+            its prompt that its window has passed
 ``step``    time, new, resumed, going on (each [request, block ids or null, computed, scheduled, its tokens]),
             preempted, skipped, unskipped, running, fills (each [request, first block, hashes, and their places if the
             engine's pool has named them])
@@ -26,6 +27,7 @@ Messages, each a list (times in nanoseconds on the monotonic clock of the machin
 ``copied``  time, the connector's number, status, nanoseconds in which bytes moved or null, reason of a failure
 ``found``   time, request, source of cache hits to tokens
 ``slow``    time, request, connector, method, nanoseconds of a call that blocked the engine
+``window``  time, request, leading blocks that its attention window has passed since
 ``measured`` time, [[connector, method, calls, nanoseconds, longest]], figures by name
 ``reset``   time
 ``audit``   time, first place, hashes (0 without content of the reported group), holders, free places or null,
@@ -36,13 +38,15 @@ Messages, each a list (times in nanoseconds on the monotonic clock of the machin
 ``evict``   time, [[request that it is for, places]] that SGLang's tree gave up
 ``preempt`` time, request
 
+A block that the window of a request has passed has the id of the engine's null block.
+
 Law of this file: it reads the engine's objects and changes none. A hash is the last eight bytes of the engine's own, as
 in its event stream.
 """
 
 from typing import Any, Final
 
-from kvbm_console.tap.recorder import LIVE_MAX, Record, TapRecorder, medium_of_event
+from kvbm_console.tap.recorder import LIVE_MAX, NULL_BLOCKS, Record, TapRecorder, medium_of_event
 
 NAME_CHARS_MAX: Final = 256
 GROUP_BYTES: Final = 4
@@ -62,6 +66,15 @@ def hash_of(block_hash: Any) -> int:
         block_hash = getattr(block_hash, "hash_value", block_hash)
         return hash_of(block_hash) if isinstance(block_hash, (bytes, int)) else hash(block_hash) & _MASK or 1
     return block_hash & _MASK or 1
+
+
+def leading_nulls(ids: list[int]) -> int:
+    """The number of blocks at the beginning for which the engine's null block stands.
+
+    >>> leading_nulls([0, 0, 7, 8]), leading_nulls([])
+    (2, 0)
+    """
+    return next((at for at, place in enumerate(ids) if place >= NULL_BLOCKS), len(ids))
 
 
 def group_and_hash(key: Any) -> tuple[int, int]:
@@ -96,52 +109,22 @@ def _cut(name: Any) -> str | None:
     return None if name is None else str(name)[:NAME_CHARS_MAX]
 
 
-class _Nulls:
-    """Numbers beyond the pool for the null blocks of each request, because a place may be listed only once."""
-
-    def __init__(self, first: int) -> None:
-        self._used: dict[str, list[int]] = {}
-        self._free: list[int] = []
-        self._next = first
-
-    def named(self, request: str, ids: Any) -> list[int]:
-        """These blocks with a distinct number for each null block; the numbers of a request stay the same."""
-        numbers = self._used.setdefault(request, [])
-        places, at = [], 0
-        for place in ids:
-            if place:
-                places.append(place)
-                continue
-            if at == len(numbers):
-                numbers.append(self._free.pop() if self._free else self._next)
-                self._next = max(self._next, numbers[-1] + 1)
-            places.append(numbers[at])
-            at += 1
-        return places
-
-    def forget(self, request: str) -> None:
-        """Free the numbers of a request."""
-        self._free += self._used.pop(request, ())
-
-
 class Flattener:
     """Keeps the state of every live request that the next step is compared with.
 
     ``group`` is the group of blocks that is reported, ``block_tokens`` the size of its blocks. ``hash_tokens`` is the
-    number of tokens in a request's hash. ``nulls`` is set when the group keeps a window: the engine's null block stands
-    for each block before the window, and numbers from ``nulls`` on replace it. Without ``caching`` no later request
-    finds a block of the device, so none is reported full. ``beside`` is true when other connectors load blocks: the
-    connector does not hear of these blocks, so the pool reports them.
+    number of tokens in a request's hash. Without ``caching`` no later request finds a block of the device, so none is
+    reported full. ``beside`` is true when other connectors load blocks: the connector does not hear of these blocks,
+    so the pool reports them.
     """
 
     def __init__(
-        self, *, group: int = 0, block_tokens: int = 16, hash_tokens: int | None = None, nulls: int = 0,
-        caching: bool = True, beside: bool = False,
+        self, *, group: int = 0, block_tokens: int = 16, hash_tokens: int | None = None, caching: bool = True,
+        beside: bool = False,
     ) -> None:
         self.group = group
         self._beside = beside
         self._caching = caching
-        self._nulls = _Nulls(nulls) if nulls else None
         self.block_tokens = block_tokens
         self.stride = max(1, block_tokens // (hash_tokens or block_tokens))
         self._requests: dict[str, Any] = {}
@@ -198,13 +181,21 @@ class Flattener:
         if ids and isinstance(ids[0], tuple):
             group, count = ids[self.group]
             ids = [block.block_id for block in group[:count]]
-        return [["alloc", now, request, self._ids(ids, request), external]]
+        places = self._ids(ids)
+        return [["alloc", now, request, places, external, False, self._passed(request, places)]]
 
-    def _ids(self, ids: Any, request: str) -> list[int]:
+    def _ids(self, ids: Any) -> list[int]:
         """Block ids of the reported group; older engines had one group and no tuple."""
         if ids and not isinstance(ids[0], int):
             ids = ids[self.group]
-        return list(ids or ()) if self._nulls is None else self._nulls.named(request, ids or ())
+        return list(ids or ())
+
+    def _passed(self, name: str, places: list[int]) -> list[int]:
+        """The hashes of a request's blocks behind its prompt that its window has passed."""
+        request = self._requests.get(name)
+        passed = leading_nulls(places)
+        first = 0 if request is None else request.num_prompt_tokens // self.block_tokens
+        return [] if request is None else self._hashes(request, first, passed)
 
     def _step(self, now: int, output: Any, preempted: tuple[str, ...], lengths: dict[str, int]) -> list[Any]:
         scheduled = output.num_scheduled_tokens
@@ -234,7 +225,7 @@ class Flattener:
             if name in again:
                 resumed.append(self._start(name, ids, computed, count, lengths.get(name, 0)))
                 continue
-            going.append([name, None if ids is None else self._ids(ids, name), computed, count, 0])
+            going.append([name, None if ids is None else self._ids(ids), computed, count, 0])
             self._go_on(name, computed, count)
         self._fill(fills)
         skipped, unskipped = self._left_out(scheduled, preempted)
@@ -243,15 +234,13 @@ class Flattener:
     def _forget(self, name: str) -> None:
         for memory in (self._next, self._target, self._filled, self._due):
             memory.pop(name, None)
-        if self._nulls is not None:
-            self._nulls.forget(name)
 
     def _start(self, name: str, ids: Any, computed: int, count: int, tokens: int) -> list[Any]:
         """The row of a request that is scheduled for the first time, or again after a preemption."""
         self._target[name] = tokens
         self._filled[name] = computed // self.block_tokens
         self._go_on(name, computed, count)
-        return [name, self._ids(ids, name), computed, count, tokens]
+        return [name, self._ids(ids), computed, count, tokens]
 
     def _go_on(self, name: str, computed: int, count: int) -> None:
         after = computed + count
@@ -385,7 +374,7 @@ class Flattener:
             name = request.request_id
             self._requests[name] = request
             self._target[name] = tokens
-            blocks = self._ids(ids, name)
+            blocks = self._ids(ids)
             full = named[self.group] if named else min(computed // self.block_tokens, len(blocks))
             hashes = self._hashes(request, 0, full) if self._caching else []
             self._filled[name] = len(hashes)

@@ -56,6 +56,15 @@ class _OurPart:
         return ours
 
 
+class MovingWindow:
+    """The reported group of blocks if its layers see a window, so that a request gives back blocks while it runs."""
+
+    def __init__(self, group: int) -> None:
+        self.group = group
+        self.passed: dict[str, int] = {}
+        """Requests to the number of leading blocks that their windows have passed."""
+
+
 class TapRecorder:
     """The queue of one engine and the daemon's verdicts. ``on`` is true while a daemon listens."""
 
@@ -64,7 +73,7 @@ class TapRecorder:
         "audit_from", "below", "by_place", "call_ns", "calls", "checks", "cleared", "copies_asked", "copies_go",
         "copies_held", "dropped", "ending", "errors", "gated", "held", "held_back", "keeps", "live", "on", "one_size",
         "out", "part", "places_known", "queue", "step_ns", "stepped_ns", "steps", "swept", "unheard", "want_full",
-        "watch",
+        "watch", "window",
     )
 
     def __init__(self, *, ask_ns: int = ASK_NS, by_place: bool = False) -> None:
@@ -88,9 +97,9 @@ class TapRecorder:
         """Medium to its hashes with their counts, for a connector that reports all of them from the start."""
         self.alone = False
         """True if no other program can hold places of the pool, so that references and free places are exact."""
+        self.window: MovingWindow | None = None
         self.one_size = True
-        """True if all groups have blocks of one size. Else the engine names the beginning of a large block, too, and
-        the number of its names says nothing."""
+        """True if all groups have blocks of one size. Else the beginning of a block has a name, too, and counts."""
         self.audit_every = AUDIT_EVERY
         """Steps between two audits; 0 for an engine whose pool cannot be compared."""
         self.audit_from = NULL_BLOCKS
@@ -221,6 +230,8 @@ class TapRecorder:
         self.answers.pop(request, None)
         self.asked.pop(request, None)
         self.cleared.discard(request)
+        if self.window is not None:
+            self.window.passed.pop(request, None)
 
     # --- the sender's thread ---
 
@@ -232,7 +243,9 @@ class TapRecorder:
         fresh = not self.live and not self.stepped_ns
         if fresh:  # the engine has done nothing yet, so requests that arrive from now on follow this record
             places: list[Any] | None = None if self.by_place and not self.places_known else []
-            self.queue.appendleft(("all", time.monotonic_ns(), [], 0, 0, places, None if self.below is None else []))
+            unseen = int(self.window is not None and not self.places_known)  # its moves are unknown, as after a step
+            self.queue.appendleft(
+                ("all", time.monotonic_ns(), [], unseen, 0, places, None if self.below is None else []))
         self.audit_from, self.audit_due, self.swept = NULL_BLOCKS, 0, False
         self.want_full = not fresh
         self.on = True

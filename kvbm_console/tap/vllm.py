@@ -31,7 +31,7 @@ from kvbm_console.tap import VARIABLE, settings_of
 from kvbm_console.tap.connector import arguments_of, make_tap
 from kvbm_console.tap.copies import ConnectorWatch, Sizes
 from kvbm_console.tap.flatten import Flattener
-from kvbm_console.tap.recorder import NULL_BLOCKS, TapRecorder
+from kvbm_console.tap.recorder import NULL_BLOCKS, MovingWindow, TapRecorder
 from kvbm_console.tap.sanitizing import Marker, Options, Sanitizer, missing_calls, options_of
 from kvbm_console.tap.scheduler import SchedulerTap, missing_methods
 from kvbm_console.tap.sender import Sender, TapSettings
@@ -53,6 +53,9 @@ _TELL_ALL: Final = ("OffloadingConnector", "SimpleCPUOffloadConnector")
 """Connectors that report every block they store and remove, if events are switched on."""
 _WHOLE: Final = ("FullAttentionSpec", "MLAAttentionSpec", "SinkFullAttentionSpec", "HiddenStateCacheSpec")
 """Specifications of groups that keep a whole prefix. The tap reports the first such group."""
+_WINDOWS: Final = ("SlidingWindowSpec", "SlidingWindowMLASpec", "ChunkedLocalAttentionSpec")
+"""Specifications of groups that give back their first blocks while the request runs. The tap reports the first group if
+all are such groups."""
 
 
 class _Nothing(*_BASES):  # type: ignore[misc]
@@ -174,8 +177,8 @@ def _sender(
     """The sender of a tap with a new recorder, and the marker of ``sanitize`` if the settings ask for it.
 
     ``ours`` are the settings, and ``inside`` is the connector's name, None without a connector."""
-    group, sizes, whole = _groups(kv_cache_config, vllm_config)
-    recorder = TapRecorder(by_place=len(sizes) > 1 or beside or at_scheduler)
+    group, sizes, keeps = _groups(kv_cache_config, vllm_config)
+    recorder = TapRecorder(by_place=len(sizes) > 1 or beside or at_scheduler or not keeps)
     if inside in _TELL_ALL:
         recorder.below = {}
     if inside is not None:
@@ -183,8 +186,10 @@ def _sender(
     sees_pool = at_scheduler or hasattr(_base.KVConnectorBase_V1, "bind_kv_cache_manager")
     recorder.alone = at_scheduler and inside is None and len(sizes) == 1
     recorder.one_size = len(set(sizes)) == 1
-    if not whole:
+    if keeps is None:
         recorder.audit_every = 0
+    elif not keeps:
+        recorder.window = MovingWindow(group)
     cache = vllm_config.cache_config
     parallel = getattr(vllm_config, "parallel_config", None)
     rank = getattr(parallel, "data_parallel_index", None)
@@ -193,12 +198,12 @@ def _sender(
     blocks = getattr(kv_cache_config, "num_blocks", None) or getattr(cache, "num_gpu_blocks", None) or None
     settings = TapSettings(
         target=str(ours.get("daemon", "")), name=str(ours.get("name") or f"vLLM rank {rank}")[:256],
-        block_tokens=sizes[group], capacity_blocks=blocks - NULL_BLOCKS if blocks and whole else None,
+        block_tokens=sizes[group], capacity_blocks=blocks - NULL_BLOCKS if blocks else None,
         first_place=NULL_BLOCKS, dp_rank=rank,
         serve=bool(ours.get("serve")),
         medium="" if inside is None else str(ours.get("medium") or MEDIA.get(inside, "EXTERNAL")),
         token_file=str(ours.get("token_file", "")), tls_ca=str(ours.get("tls_ca", "")), group=group,
-        others={at: size for at, size in enumerate(sizes) if at != group}, uncertain=not (whole and sees_pool),
+        others={at: size for at, size in enumerate(sizes) if at != group}, uncertain=keeps is None or not sees_pool,
         caching=bool(getattr(cache, "enable_prefix_caching", True)), silent=inside not in _TELL_ALL,
     )
     hash_tokens = (
@@ -206,8 +211,7 @@ def _sender(
         or math.gcd(*sizes)
     )
     flattener = Flattener(
-        group=group, block_tokens=sizes[group], hash_tokens=hash_tokens, nulls=0 if whole else blocks or 0,
-        caching=settings.caching, beside=beside,
+        group=group, block_tokens=sizes[group], hash_tokens=hash_tokens, caching=settings.caching, beside=beside,
     )
     options, marker = options_of(ours), None
     if options is not None:
@@ -405,14 +409,16 @@ def _transfer_config(spec: dict[str, Any], outer: Any) -> Any:
     return kind(**{**common, **spec})
 
 
-def _groups(kv_cache_config: Any, vllm_config: Any) -> tuple[int, list[int], bool]:
+def _groups(kv_cache_config: Any, vllm_config: Any) -> tuple[int, list[int], bool | None]:
     """The reported group, the tokens in a block of each group, and True if the reported group keeps a whole prefix.
 
-    A window's group gives blocks back while the request runs, and no call reports that."""
+    False if it keeps a window, and None if it gives back blocks in another way."""
     groups = getattr(kv_cache_config, "kv_cache_groups", None) or ()
     sizes = [int(group.kv_cache_spec.block_size) for group in groups] or [int(vllm_config.cache_config.block_size)]
-    whole = [at for at, group in enumerate(groups) if _keeps_all(group.kv_cache_spec)]
-    return (whole[0] if whole else 0), sizes, bool(whole) or not groups
+    whole = [at for at, group in enumerate(groups) if _are(_WHOLE, group.kv_cache_spec)]
+    if whole or not groups:
+        return (whole[0] if whole else 0), sizes, True
+    return 0, sizes, False if _are(_WINDOWS, groups[0].kv_cache_spec) else None
 
 
 def _sizes(kv_cache_config: Any, vllm_config: Any) -> Sizes:
@@ -440,10 +446,10 @@ def _block_bytes(group: Any) -> int | None:
     return int(page) if hasattr(spec, "kv_cache_specs") else int(page) * len(layers)
 
 
-def _keeps_all(spec: Any) -> bool:
-    """True if a request keeps its blocks to its end; layers of one kind may have a specification each."""
+def _are(kinds: tuple[str, ...], spec: Any) -> bool:
+    """True if a specification is of these kinds; layers of one kind may have a specification each."""
     layers = getattr(spec, "kv_cache_specs", None) or {"": spec}
-    return all(type(layer).__name__ in _WHOLE for layer in layers.values())
+    return all(type(layer).__name__ in kinds for layer in layers.values())
 
 
 KvbmTap = make_tap("KvbmTap", _BASES, _Vllm())

@@ -295,6 +295,8 @@ FIELDS: Final[dict[str, Draw]] = {
     "block_tokens": lambda liar, told: liar.one(BLOCK, BLOCK, BLOCK, BLOCK, 8, 0),
     "authority": _authority,
     "silent": lambda liar, told: liar.one(False, False, True),
+    "passed_blocks": lambda liar, told: liar.one(0, 0, 0, 1, 3, -1),
+    "passed_hashes": lambda liar, told: liar.hashes(liar.one(0, 0, 1, 3)),
     "first_place": lambda liar, told: liar.one(0, 0, 1, 64, 65, -1),
 }
 """Field to what it is drawn from, given the fields in front of it."""

@@ -102,7 +102,9 @@ def compare(engine: Engine, state: CacheState, scheduled: set[str], *, source: i
         if beside and request.status is RequestStatus.WAITING_FOR_REMOTE_KVS:
             unknown.update(blocks)
             continue
-        same(f"blocks of {name} ({request.status.name})", slot.device_blocks, blocks)
+        held = [place for place in blocks if place]
+        same(f"blocks before the window of {name}", slot.passed_blocks, len(blocks) - len(held))
+        same(f"blocks of {name} ({request.status.name})", slot.device_blocks, held)
         if request.status is RequestStatus.RUNNING:
             # Drafts are counted here when the model has accepted them, and by the engine until it has refused them.
             computed = request.num_computed_tokens - engine.scheduled_drafts.get(name, 0)

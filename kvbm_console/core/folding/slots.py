@@ -10,7 +10,7 @@ from kvbm_console.core import events as ev
 from kvbm_console.core.columns import unpack_hashes, unpack_ids
 from kvbm_console.core.errors import FoldError
 from kvbm_console.core.holds import POINT_OF_SITE, POINT_OF_STATE
-from kvbm_console.core.ids import SlotState, WaitPoint, age_class
+from kvbm_console.core.ids import ReleaseReason, SlotState, WaitPoint, age_class
 from kvbm_console.core.slots import SlotFacts, check_move
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def _slot_cloned(state: "CacheState", e: ev.SlotCloned) -> None:
         prompt_blocks=parent.prompt_blocks, parent=e.parent, anchor_tokens=parent.computed_tokens(state.iteration),
         anchor_iteration=state.iteration, evaluated_blocks=parent.evaluated_blocks, device_pool=parent.device_pool,
         device_blocks=ids, filled_blocks=parent.filled_blocks, cached=parent.cached,
-        first_iteration=parent.first_iteration, skipped_since=state.iteration,
+        first_iteration=parent.first_iteration, skipped_since=state.iteration, passed_blocks=parent.passed_blocks,
     )
     state.device_pool_of(parent).ref(ids)
     state.slot_of[e.request] = e.slot
@@ -138,23 +138,33 @@ def _device_blocks_assigned(state: "CacheState", e: ev.DeviceBlocksAssigned) -> 
     size, at = pool.info.block_tokens, 0
     for number, count in zip(e.slots, e.counts, strict=True):
         slot = state.known_slot(number)
-        if not slot.device_blocks:
+        if not (slot.device_blocks or slot.passed_blocks):
             slot.device_pool = e.pool
-            slot.filled_blocks = e.reused + e.external_tokens // size
+            slot.passed_blocks = e.passed_blocks
+            slot.hashes += unpack_hashes(e.passed_hashes)
+            slot.filled_blocks = max(e.reused + e.external_tokens // size, e.passed_blocks)
             slot.anchor_tokens = e.reused * size + e.external_tokens
             slot.anchor_iteration = state.iteration
         slot.device_blocks += ids[at : at + count]
         at += count
         if e.reused > len(slot.hashes):  # reused blocks of an earlier answer, which the slot has not filled itself
-            slot.hashes += [pool.hash_of[place] for place in ids[len(slot.hashes) : e.reused]]
+            slot.hashes += [pool.hash_of[place] for place in slot.places(len(slot.hashes), e.reused)]
 
 
 def _device_blocks_released(state: "CacheState", e: ev.DeviceBlocksReleased) -> None:
     slot = state.known_slot(e.slot)
     ids = unpack_ids(e.ids)
-    gone = set(ids)
-    slot.device_blocks = [block for block in slot.device_blocks if block not in gone]
-    slot.filled_blocks = min(slot.filled_blocks, len(slot.device_blocks))
+    if e.why is ReleaseReason.WINDOW:
+        if slot.device_blocks[: len(ids)] != ids:
+            raise FoldError(f"the window of slot {e.slot} cannot pass {len(ids)} blocks that are not its first ones")
+        del slot.device_blocks[: len(ids)]
+        slot.passed_blocks += len(ids)
+        slot.filled_blocks = max(slot.filled_blocks, slot.passed_blocks)
+    else:
+        gone = set(ids)
+        slot.device_blocks = [block for block in slot.device_blocks if block not in gone]
+        slot.passed_blocks = slot.passed_blocks if slot.device_blocks else 0
+        slot.filled_blocks = min(slot.filled_blocks, slot.end_block)
     state.device_pool_of(slot).unref(ids)
 
 
@@ -162,14 +172,15 @@ def _device_blocks_replaced(state: "CacheState", e: ev.DeviceBlocksReplaced) -> 
     slot, ids = state.known_slot(e.slot), unpack_ids(e.ids)
     pool = state.device_pool_of(slot)
     end = e.first + len(ids)
-    own = slot.device_blocks[e.first : end]
+    own = slot.places(e.first, end)
     if len(own) != len(ids) or not set(ids).isdisjoint(slot.device_blocks) or len(pool.filled(ids)) != len(ids):
         raise FoldError(f"slot {e.slot} cannot use {len(ids)} other blocks from block {e.first} on")
     pool.ref(ids)
     pool.unref(own)
-    slot.device_blocks[e.first : end] = ids
+    first = e.first - slot.passed_blocks
+    slot.device_blocks[first : first + len(ids)] = ids
     slot.filled_blocks = max(slot.filled_blocks, end)
-    slot.hashes += [pool.hash_of[place] for place in slot.device_blocks[len(slot.hashes) : end]]
+    slot.hashes += [pool.hash_of[place] for place in slot.places(len(slot.hashes), end)]
 
 
 def _iteration_advanced(state: "CacheState", e: ev.IterationAdvanced) -> None:
@@ -200,7 +211,8 @@ def _hits_lost(state: "CacheState", e: ev.HitsLost) -> None:
     slot.anchor_tokens = e.position
     slot.anchor_iteration = state.iteration
     if slot.device_pool is not None:
-        slot.filled_blocks = e.position // state.pools[slot.device_pool].info.block_tokens
+        position = e.position // state.pools[slot.device_pool].info.block_tokens
+        slot.filled_blocks = max(position, slot.passed_blocks)
     state.totals.hit_blocks[e.tier - 1] -= e.blocks
     state.totals.lost_blocks += e.blocks
 

@@ -201,7 +201,7 @@ class Decider:
 
     def release_device_blocks(self, slot: SlotFacts, why: ReleaseReason) -> None:
         """The slot gives up all device blocks, deepest first."""
-        if not slot.device_blocks:
+        if not slot.end_block:
             return
         assert slot.device_pool is not None
         pool = self.state.pools[slot.device_pool]
@@ -210,6 +210,13 @@ class Decider:
         self.live_memory.let_go(pool, places)
         if self.memory.pools[pool.info.pool].ordered:
             self.mark_dirty(pool)  # the blocks that its request held can be evicted now
+
+    def release_passed(self, slot: SlotFacts, count: int) -> None:
+        """The slot gives up its first ``count`` device blocks, which its attention window has passed."""
+        assert slot.device_pool is not None
+        places = slot.device_blocks[:count]
+        self.emit(ev.DeviceBlocksReleased, slot.slot, self.ids(places), ReleaseReason.WINDOW)
+        self.live_memory.let_go(self.state.pools[slot.device_pool], places)
 
     def release_staging(self, slot: SlotFacts, why: ReleaseReason) -> None:
         """The slot gives up its staged blocks, and with them their deadline."""

@@ -136,7 +136,7 @@ def _waiting(decider: Decider, request: str) -> SlotFacts:
     if slot.state not in WAITING_STATES:
         close_copies(decider, slot)
         preempt(decider, slot)
-    elif slot.device_blocks:
+    elif slot.end_block:
         decider.release_device_blocks(slot, ReleaseReason.REASSIGNED)
     return slot
 
@@ -151,16 +151,15 @@ def blocks_allocated(decider: Decider, s: st.BlocksAllocated) -> None:
         raise Refused(f"request {s.request!r} is {slot.state.label} already")
     _has_gone_on(decider, slot)
     pool = decider.device_pool(slot.source)
-    ids = unpack_ids(s.block_ids)
-    known = slot.device_blocks
-    if known and ids[: len(known)] != known:
+    ids, passed = unpack_ids(s.block_ids), s.passed_blocks
+    if slot.end_block and not _window_moved(decider, slot, ids, passed):
         contradicted(decider, slot.source)
         close_copies(decider, slot)  # its load fills the places that it gives back
         decider.release_device_blocks(slot, ReleaseReason.REASSIGNED)
-        known = slot.device_blocks
-    if len(ids) == len(known):
+    known = slot.device_blocks
+    if passed + len(ids) == slot.end_block:
         return
-    if known:
+    if slot.end_block:
         append(decider, pool, [slot], [len(ids) - len(known)], ids[len(known) :])
         return
     if slot.state not in WAITING_STATES:  # its blocks went to others, and its preemption was not reported
@@ -171,20 +170,25 @@ def blocks_allocated(decider: Decider, s: st.BlocksAllocated) -> None:
     most = slot.most_tokens(_S.PREFILLING)
     if slot.local_blocks * size + s.external_tokens > most:
         contradicted(decider, slot.source)
-    reused = min(slot.local_blocks, len(ids), most // size)
-    if any(place >= len(pool) or pool.content[place] != READY for place in ids[len(slot.hashes) : reused]):
+    reused = min(slot.local_blocks, passed + len(ids), most // size)
+    behind = ids[max(0, len(slot.hashes) - passed) : max(0, reused - passed)]
+    if any(place >= len(pool) or pool.content[place] != READY for place in behind):
         reused = min(reused, len(slot.hashes))
     known_hashes = min(reused, len(slot.hashes))
-    if (checked := _make_reusable(decider, pool, slot, ids, known_hashes)) < known_hashes:
+    if (checked := _make_reusable(decider, pool, slot, ids, passed, known_hashes)) < known_hashes:
         reused = checked
-    tokens = min(s.external_tokens, len(ids) * size - reused * size, most - reused * size)
+    tokens = min(s.external_tokens, (passed + len(ids) - reused) * size, most - reused * size)
     external = tokens // size
     lower = lower_of(decider, slot.source)
-    # A load that is seen fills its places anew, also a place that held the same content.
-    there = _told_before(pool, slot, ids, reused, external) if lower is None else set()
-    give_up(decider, pool, slot, ids[reused:] if not there else [place for place in ids[reused:] if place not in there])
+    new = ids[max(0, reused - passed) :]
+    if lower is None:  # a load that is seen fills its places anew, also a place that held the same content
+        there = _told_before(pool, slot, new, max(reused, passed), reused + external)
+        new = [place for place in new if place not in there]
+    give_up(decider, pool, slot, new)
+    beyond = passed - len(slot.hashes)
     decider.emit(
-        ev.DeviceBlocksAssigned, pool.info.pool, (slot.slot,), (len(ids),), pack_ids(ids), reused, tokens,
+        ev.DeviceBlocksAssigned, pool.info.pool, (slot.slot,), (len(ids),), pack_ids(ids), reused, tokens, passed,
+        pack_hashes(unpack_hashes(s.passed_hashes)[-beyond:]) if beyond > 0 else b"",
     )
     hits = [min(reused, slot.prompt_blocks), 0, 0, 0]
     found = _found(external, s.found, size, Tier.G2 if lower is None else lower.info.tier)
@@ -209,38 +213,52 @@ def _found(external: int, tokens: Sequence[int], size: int, usual: Tier) -> list
     return found
 
 
-def _told_before(pool: PoolFacts, slot: SlotFacts, ids: list[int], reused: int, external: int) -> set[int]:
-    """Places of loaded blocks that the engine's pool has named already."""
-    loaded = zip(ids[reused : reused + external], slot.hashes[reused:], strict=False)
+def _window_moved(decider: Decider, slot: SlotFacts, ids: list[int], passed: int) -> bool:
+    """Release the blocks that the window of the slot has passed. False if its blocks do not begin as they are known."""
+    count, known = passed - slot.passed_blocks, slot.device_blocks
+    if not 0 <= count <= len(known) or ids[: len(known) - count] != known[count:]:
+        return False
+    if count:
+        decider.release_passed(slot, count)
+    return True
+
+
+def _told_before(pool: PoolFacts, slot: SlotFacts, places: list[int], first: int, end: int) -> set[int]:
+    """Those of a slot's blocks from ``first`` to ``end``, at these places, that the engine's pool has named already."""
+    loaded = zip(places, slot.hashes[first:end], strict=False)
     return {place for place, key in loaded if place < len(pool) and pool.hash_of[place] == key}
 
 
-def _make_reusable(decider: Decider, pool: PoolFacts, slot: SlotFacts, ids: list[int], reused: int) -> int:
-    """Make the facts agree with the engine: these blocks hold the request's prefix.
+def _make_reusable(
+    decider: Decider, pool: PoolFacts, slot: SlotFacts, ids: list[int], passed: int, reused: int
+) -> int:
+    """Make the facts agree with the engine: the first ``reused`` blocks hold the request's prefix. Those from block
+    ``passed`` on are at the places ``ids``.
 
     Returns the number of leading blocks that can be reused. A place that was never given out ends them."""
-    wrong = _unlike(pool, slot, ids, reused)
+    ids, hashes = ids[: max(0, reused - passed)], slot.hashes[passed:reused]
+    wrong = _unlike(pool, ids, hashes)
     if wrong:
         _end_loads_into(decider, pool, wrong)
-        fill_for(decider, pool, ids[:reused], slot.hashes[:reused])
-        wrong = _unlike(pool, slot, ids, reused)
+        fill_for(decider, pool, ids, hashes, passed)
+        wrong = _unlike(pool, ids, hashes)
     if not wrong:
         return reused
     contradicted(decider, slot.source)
-    reused = next((at for at, place in enumerate(ids[:reused]) if place >= len(pool)), reused)
-    wrong = _unlike(pool, slot, ids, reused)
+    fit = next((at for at, place in enumerate(ids) if place >= len(pool)), len(ids))
+    wrong = _unlike(pool, ids[:fit], hashes[:fit])
     if wrong:
         give_up(decider, pool, slot, [place for place, _ in wrong])
-        places, hashes = pack_ids(place for place, _ in wrong), pack_hashes(key for _, key in wrong)
-        decider.emit(ev.BlocksReserved, pool.info.pool, ev.TOLD, places, hashes)
+        places = pack_ids(place for place, _ in wrong)
+        decider.emit(ev.BlocksReserved, pool.info.pool, ev.TOLD, places, pack_hashes(key for _, key in wrong))
         decider.emit(ev.BlocksReady, pool.info.pool, ev.TOLD, places)
-    return reused
+    return passed + fit if fit < len(ids) else reused
 
 
-def _unlike(pool: PoolFacts, slot: SlotFacts, ids: list[int], reused: int) -> list[tuple[int, int]]:
+def _unlike(pool: PoolFacts, ids: list[int], hashes: list[int]) -> list[tuple[int, int]]:
     """(place, its hash in the prefix) of the places that hold other content."""
     return [
-        (place, key) for place, key in zip(ids[:reused], slot.hashes[:reused], strict=True)
+        (place, key) for place, key in zip(ids, hashes, strict=True)
         if place >= len(pool) or pool.hash_of[place] != key or pool.content[place] != READY
     ]
 
@@ -262,7 +280,7 @@ def _end_loads_into(decider: Decider, pool: PoolFacts, told: list[tuple[int, int
 def request_preempted(decider: Decider, s: st.RequestPreempted) -> FencedBlocks:
     """The engine took the blocks back."""
     slot = decider.live(s.request)
-    if slot.state in ENDED or (slot.state is _S.PREEMPTED and not slot.device_blocks):
+    if slot.state in ENDED or (slot.state is _S.PREEMPTED and not slot.end_block):
         raise Refused(f"request {s.request!r} is {slot.state.label} already")
     close_copies(decider, slot)
     return preempt(decider, slot)
@@ -289,7 +307,7 @@ def _give_up_unnamed(decider: Decider, slot: SlotFacts, named: list[int]) -> Non
     if slot.state is not _S.ONBOARDING or slot.device_pool is None or slot.outstanding:
         return
     pool = decider.state.pools[slot.device_pool]
-    loaded = set(slot.device_blocks[slot.local_blocks :]).difference(named)
+    loaded = set(slot.places(slot.local_blocks, slot.end_block)).difference(named)
     places = sorted(place for place in loaded if pool.content[place] == READY)
     if places:
         hashes = [pool.hash_of[place] for place in places]
@@ -354,7 +372,7 @@ def _published(decider: Decider, pool: PoolFacts, request: str, places: list[int
     that the request computed itself."""
     slot = decider.state.slot_named(request)
     first = 0 if slot is None else slot.filled_blocks
-    own = [] if slot is None else slot.device_blocks[first : first + len(places)]
+    own = [] if slot is None else slot.places(first, first + len(places))
     if slot is None or len(own) != len(places):
         contradicted(decider, pool.info.source)
         return
@@ -511,18 +529,20 @@ def load(
     hashes, told = slot.hashes[reused : reused + external], unpack_hashes(s.hashes)
     if len(told) == external > len(hashes) and told[: len(hashes)] == hashes:
         hashes = told
-    targets = slot.device_blocks[reused : reused + len(hashes)]
+    first = max(reused, slot.passed_blocks)  # what lies before the window is found and not loaded
+    end = reused + len(hashes)
+    hashes, targets = hashes[first - reused :], slot.places(first, end)
     if lower is None or not hashes:
         move(decider, slot, SlotState.ONBOARDING, detail=tokens)
         return
     # A connector tells how many blocks came from a tier and not which, so the tiers stand in their order.
     at, parts = reused, []
     for tier, blocks in found:
-        count = min(blocks, reused + len(hashes) - at)
+        count = min(blocks, end - at)
         parts.append(LoadPart(decider.state.next_candidate, int(tier), at, count))
         at += count
     decider.memory.loads[slot.slot] = parts
-    number = _plan(decider, slot, Route.of(lower.info.tier, pool.info.tier), hashes, targets, reused)
+    number = _plan(decider, slot, Route.of(lower.info.tier, pool.info.tier), hashes, targets, first)
     move(decider, slot, SlotState.ONBOARDING, detail=tokens)
     operation = decider.state.next_operation
     decider.emit(ev.BlocksReserved, pool.info.pool, operation, pack_ids(targets), pack_hashes(hashes))
@@ -629,7 +649,7 @@ def store(decider: Decider, slot: SlotFacts) -> None:
     if slot.device_pool is None or lower is None or slot.outstanding:
         return
     pool = decider.state.pools[slot.device_pool]
-    places = [place for place in slot.device_blocks[: slot.filled_blocks] if pool.content[place] == READY]
+    places = [place for place in slot.places(0, slot.filled_blocks) if pool.content[place] == READY]
     if places:
         hashes = [pool.hash_of[place] for place in places]
         number = _plan(decider, slot, Route.of(pool.info.tier, lower.info.tier), hashes, [], 0)
@@ -681,7 +701,7 @@ def iteration_scheduled(decider: Decider, s: st.IterationScheduled) -> Iteration
     state = decider.state
     for request in s.preempted:
         slot = state.slot_named(request)
-        if slot is not None and slot.state not in ENDED and (slot.state is not _S.PREEMPTED or slot.device_blocks):
+        if slot is not None and slot.state not in ENDED and (slot.state is not _S.PREEMPTED or slot.end_block):
             close_copies(decider, slot)
             preempt(decider, slot)
     first = state.iteration + 1
@@ -738,7 +758,7 @@ def _advance(decider: Decider, s: st.IterationScheduled) -> None:
             if slot.state is not _S.DECODING:
                 continue
             position = slot.computed_tokens(state.iteration) + (s.count if slot.source == s.source else 0)
-        room = len(slot.device_blocks) * decider.block_tokens_of(slot.source)
+        room = slot.end_block * decider.block_tokens_of(slot.source)
         most = slot.token_limit if slot.state in _DECODES else slot.most_tokens(_S.PREFILLING)
         position = min(position, room, most)  # after lost reports the blocks are not all known
         expected = slot.anchor_tokens
@@ -776,18 +796,19 @@ def iteration_finished(decider: Decider, s: st.IterationFinished) -> None:
         _fill(decider, pool, slots, counts, [ids[i] for i in filled], [hashes[i] for i in filled])
 
 
-def fill_for(decider: Decider, pool: PoolFacts, ids: list[int], hashes: list[int]) -> None:
-    """These blocks are used again as the prefix with these hashes, so the slots that fill them were scheduled to.
+def fill_for(decider: Decider, pool: PoolFacts, ids: list[int], hashes: list[int], passed: int) -> None:
+    """These blocks, from block ``passed`` of a prefix on, are used again with these hashes, so the slots that fill them
+    were scheduled to.
 
     An engine names a block when it gives it out, and a request of the same step may already use it.
     """
-    for at in reversed(range(len(ids))):
+    for at, place, key in reversed(list(zip(range(passed, passed + len(ids)), ids, hashes, strict=True))):
         for slot in decider.state.slots.values():
             first = slot.filled_blocks
-            if slot.device_pool != pool.info.pool or slot.device_blocks[at : at + 1] != [ids[at]] or first > at:
+            if slot.device_pool != pool.info.pool or slot.places(at, at + 1) != [place] or first > at:
                 continue
-            places, keys = slot.device_blocks[first : at + 1], slot.hashes[first : at + 1]
-            if keys[-1:] == [hashes[at]] and _fills(pool, slot, places, keys):
+            places, keys = slot.places(first, at + 1), slot.hashes[first : at + 1]
+            if keys[-1:] == [key] and _fills(pool, slot, places, keys):
                 _fill(decider, pool, [slot], [len(places)], places, keys)
 
 
@@ -804,7 +825,7 @@ def _fill(
 
 def _filled_before(pool: PoolFacts, slot: SlotFacts, ids: list[int], hashes: list[int]) -> int:
     """How many of these, at their beginning, are known to be full: ``fill_for`` has told them."""
-    last = slot.device_blocks[: slot.filled_blocks]
+    last = slot.places(0, slot.filled_blocks)
     if not ids or ids[0] not in last:
         return 0
     known = last[last.index(ids[0]) :][: len(ids)]
@@ -819,7 +840,7 @@ def _fills(pool: PoolFacts, slot: SlotFacts, ids: list[int], hashes: list[int]) 
     first = slot.filled_blocks
     known = slot.hashes[first : first + len(ids)]
     return (
-        bool(ids) and first <= len(slot.hashes) and slot.device_blocks[first : first + len(ids)] == ids
+        bool(ids) and first <= len(slot.hashes) and slot.places(first, first + len(ids)) == ids
         and hashes[: len(known)] == known
         and EMPTY_HASH not in hashes and not any(pool.hash_of[place] for place in ids)
     )

@@ -528,7 +528,8 @@ def _lose(decider: Decider, slot: SlotFacts, block: int) -> None:
         return
     decider.memory.lost_at[slot.slot] = block
     pool = decider.state.pools[slot.device_pool if slot.device_pool is not None else -1]
-    stale = [place for place in slot.device_blocks[block:before] if pool.content[place] == READY]
+    end = slot.end_block if before is None else before
+    stale = [place for place in slot.places(block, end) if pool.content[place] == READY]
     if stale:
         hashes = [pool.hash_of[place] for place in stale]
         decider.emit(ev.BlocksDropped, pool.info.pool, -1, decider.ids(stale), ReleaseReason.FAILED)

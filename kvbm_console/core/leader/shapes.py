@@ -59,9 +59,13 @@ def _lookup(decider: Decider, s: st.LookupObserved) -> None:
 def _allocation(decider: Decider, s: st.BlocksAllocated) -> None:
     _check_places(decider.device_pool(decider.live(s.request).source), unpack_ids(s.block_ids))
     _check_counts("external_tokens", (s.external_tokens,))
-    if EMPTY_HASH in unpack_hashes(s.hashes):
+    if EMPTY_HASH in unpack_hashes(s.hashes) or EMPTY_HASH in unpack_hashes(s.passed_hashes):
         raise Refused("hashes must not be 0")
     _check_counts("found", s.found)
+    _check_counts("passed_blocks", (s.passed_blocks,))
+    beyond = s.passed_blocks - len(decider.live(s.request).hashes)
+    if beyond > len(unpack_hashes(s.passed_hashes)) and not decider.live(s.request).end_block:
+        raise Refused(f"{s.passed_blocks} blocks before the window of {s.request!r} need hashes, {beyond} have none")
 
 
 def _schedule(decider: Decider, s: st.IterationScheduled) -> None:

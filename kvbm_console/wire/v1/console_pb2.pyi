@@ -106,6 +106,7 @@ class ReleaseReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     RELEASE_REASON_FAILED: _ClassVar[ReleaseReason]
     RELEASE_REASON_EPOCH: _ClassVar[ReleaseReason]
     RELEASE_REASON_LOADED: _ClassVar[ReleaseReason]
+    RELEASE_REASON_WINDOW: _ClassVar[ReleaseReason]
 
 class EvictRule(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -293,6 +294,7 @@ RELEASE_REASON_RESET: ReleaseReason
 RELEASE_REASON_FAILED: ReleaseReason
 RELEASE_REASON_EPOCH: ReleaseReason
 RELEASE_REASON_LOADED: ReleaseReason
+RELEASE_REASON_WINDOW: ReleaseReason
 EVICT_RULE_REASSIGNED: EvictRule
 EVICT_RULE_RECENCY: EvictRule
 EVICT_RULE_STREAM: EvictRule
@@ -1393,20 +1395,24 @@ class Event(_message.Message):
         why: ReleaseReason
         def __init__(self, slot: _Optional[int] = ..., why: _Optional[_Union[ReleaseReason, str]] = ...) -> None: ...
     class DeviceBlocksAssigned(_message.Message):
-        __slots__ = ("pool", "slots", "counts", "ids", "reused", "external_tokens")
+        __slots__ = ("pool", "slots", "counts", "ids", "reused", "external_tokens", "passed_blocks", "passed_hashes")
         POOL_FIELD_NUMBER: _ClassVar[int]
         SLOTS_FIELD_NUMBER: _ClassVar[int]
         COUNTS_FIELD_NUMBER: _ClassVar[int]
         IDS_FIELD_NUMBER: _ClassVar[int]
         REUSED_FIELD_NUMBER: _ClassVar[int]
         EXTERNAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+        PASSED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+        PASSED_HASHES_FIELD_NUMBER: _ClassVar[int]
         pool: int
         slots: _containers.RepeatedScalarFieldContainer[int]
         counts: _containers.RepeatedScalarFieldContainer[int]
         ids: bytes
         reused: int
         external_tokens: int
-        def __init__(self, pool: _Optional[int] = ..., slots: _Optional[_Iterable[int]] = ..., counts: _Optional[_Iterable[int]] = ..., ids: _Optional[bytes] = ..., reused: _Optional[int] = ..., external_tokens: _Optional[int] = ...) -> None: ...
+        passed_blocks: int
+        passed_hashes: bytes
+        def __init__(self, pool: _Optional[int] = ..., slots: _Optional[_Iterable[int]] = ..., counts: _Optional[_Iterable[int]] = ..., ids: _Optional[bytes] = ..., reused: _Optional[int] = ..., external_tokens: _Optional[int] = ..., passed_blocks: _Optional[int] = ..., passed_hashes: _Optional[bytes] = ...) -> None: ...
     class DeviceBlocksReleased(_message.Message):
         __slots__ = ("slot", "ids", "why")
         SLOT_FIELD_NUMBER: _ClassVar[int]
@@ -2111,20 +2117,24 @@ class Stimulus(_message.Message):
         computed_tokens: int
         def __init__(self, request: _Optional[str] = ..., computed_tokens: _Optional[int] = ...) -> None: ...
     class BlocksAllocated(_message.Message):
-        __slots__ = ("request", "block_ids", "external_tokens", "awaits_start", "found", "hashes")
+        __slots__ = ("request", "block_ids", "external_tokens", "awaits_start", "found", "hashes", "passed_blocks", "passed_hashes")
         REQUEST_FIELD_NUMBER: _ClassVar[int]
         BLOCK_IDS_FIELD_NUMBER: _ClassVar[int]
         EXTERNAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
         AWAITS_START_FIELD_NUMBER: _ClassVar[int]
         FOUND_FIELD_NUMBER: _ClassVar[int]
         HASHES_FIELD_NUMBER: _ClassVar[int]
+        PASSED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+        PASSED_HASHES_FIELD_NUMBER: _ClassVar[int]
         request: str
         block_ids: bytes
         external_tokens: int
         awaits_start: bool
         found: _containers.RepeatedScalarFieldContainer[int]
         hashes: bytes
-        def __init__(self, request: _Optional[str] = ..., block_ids: _Optional[bytes] = ..., external_tokens: _Optional[int] = ..., awaits_start: _Optional[bool] = ..., found: _Optional[_Iterable[int]] = ..., hashes: _Optional[bytes] = ...) -> None: ...
+        passed_blocks: int
+        passed_hashes: bytes
+        def __init__(self, request: _Optional[str] = ..., block_ids: _Optional[bytes] = ..., external_tokens: _Optional[int] = ..., awaits_start: _Optional[bool] = ..., found: _Optional[_Iterable[int]] = ..., hashes: _Optional[bytes] = ..., passed_blocks: _Optional[int] = ..., passed_hashes: _Optional[bytes] = ...) -> None: ...
     class IterationScheduled(_message.Message):
         __slots__ = ("iteration", "count", "new", "resumed", "preempted", "skipped", "unskipped", "first_tokens", "progressed", "positions", "appended", "appended_counts", "appended_ids", "running", "waiting")
         ITERATION_FIELD_NUMBER: _ClassVar[int]

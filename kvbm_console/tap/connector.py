@@ -23,7 +23,7 @@ from kvbm_console.tap.sanitizing import WORKER_CALLS, WorkerMeta
 
 _now = time.monotonic_ns
 _CALLS: Final = ("allocate_slots",)
-_POOL_CALLS: Final = ("get_new_blocks", "cache_full_blocks")
+_POOL_CALLS: Final = ("get_new_blocks", "cache_full_blocks", "free_blocks")
 """Without these the groups cannot be followed."""
 _WINDOW_CALL: Final = "remove_skipped_blocks"
 """Without this method of a group whose layers see a window, the blocks that it gives back are unknown."""
@@ -459,7 +459,8 @@ def record_places(
     blocks = pool.blocks  # type: ignore[union-attr]
 
     def report(changed: Iterable[Any]) -> None:
-        recorder.put(("pool", _now(), recorder.allocating, [(block.block_id, block.block_hash) for block in changed]))
+        request = "" if recorder.allocating is None else recorder.allocating.request_id
+        recorder.put(("pool", _now(), request, [(block.block_id, block.block_hash) for block in changed]))
 
     def allocated(new: Any, *_: Any, **__: Any) -> None:
         report(new)
@@ -481,7 +482,7 @@ def record_places(
 
     _around_allocations(recorder, manager, tell)
     if recorder.window is not None:
-        _watch_window(recorder, recorder.window, parts[recorder.window.group])
+        _watch_window(recorder, recorder.window, manager, parts[recorder.window.group])
     for name, changes in (("get_new_blocks", allocated), ("cache_full_blocks", cached), ("evict_blocks", evicted),
                        ("cache_partial_block", partly), ("move_block_hashes", moved)):
         if hasattr(pool, name):
@@ -489,10 +490,15 @@ def record_places(
     return True
 
 
-def _watch_window(recorder: TapRecorder, window: MovingWindow, part: Any) -> None:
+def _watch_window(recorder: TapRecorder, window: MovingWindow, manager: Any, part: Any) -> None:
     """Record each move of a request's window, with the number of its leading blocks that are null blocks now.
 
-    ``part`` is the part of the cache manager for this group."""
+    ``part`` is the part of the cache manager for this group. While it allocates, only a window gives blocks back. Its
+    own method is not wrapped, because it runs for each request in each step and most often changes nothing."""
+    def freed(_: Any, *__: Any) -> None:
+        if recorder.allocating is not None:
+            moved(None, recorder.allocating.request_id)
+
     def moved(_: Any, request_id: str, *__: Any, **___: Any) -> None:
         blocks = part.req_to_blocks.get(request_id) or ()
         before = at = window.passed.get(request_id, 0)
@@ -504,7 +510,9 @@ def _watch_window(recorder: TapRecorder, window: MovingWindow, part: Any) -> Non
             window.passed[request_id] = at
             recorder.put(("window", _now(), request_id, at))
 
-    after(recorder, part, _WINDOW_CALL, moved)
+    after(recorder, manager.block_pool, "free_blocks", freed)
+    if hasattr(manager, _WINDOW_CALL):  # a request that ends gives back what its window has passed before it is sent
+        after(recorder, manager, _WINDOW_CALL, moved)
 
 
 def after(recorder: TapRecorder, owner: Any, name: str, tell: Callable[..., None]) -> None:
@@ -531,16 +539,24 @@ def _around_allocations(
     # Releases before 0.14 do not pass the number of external tokens.
     external = 0 if "num_external_computed_tokens" in inspect.signature(inside).parameters else None
 
+    running: Any = None
+    """The status of the requests that are not told, because the step names their new blocks."""
+
+    # Called for each request in each step, so nothing is done here that most calls do not need.
     @functools.wraps(inside)
     def allocate_slots(request: Any, *args: Any, **kwargs: Any) -> Any:
-        recorder.allocating = request.request_id
+        nonlocal running
+        recorder.allocating = request
         try:
             answer = inside(request, *args, **kwargs)
         finally:
-            recorder.allocating = ""
-        if tell is not None and recorder.on:
+            recorder.allocating = None
+        if request.status is not running and tell is not None and recorder.on:
             try:
-                tell(answer, request, kwargs.get("num_external_computed_tokens", external))
+                if request.status.name == "RUNNING":
+                    running = request.status
+                else:
+                    tell(answer, request, kwargs.get("num_external_computed_tokens", external))
             except Exception:
                 recorder.failed()
         return answer

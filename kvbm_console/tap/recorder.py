@@ -108,7 +108,7 @@ class TapRecorder:
         """True if the whole pool was compared since the last whole report."""
         self.audit_due = 0
         """Steps until the next audit."""
-        self.allocating = ""
+        self.allocating: Any = None
         """The request that the engine allocates blocks for at this moment."""
         self.live: dict[str, Any] = {}
         """Requests by id, from arrival to end."""

@@ -135,8 +135,8 @@ class SchedulerTap:
             recorder.put(("lookup", _now(), name, *fields))
 
     def _allocated(self, answer: Any, request: Any, external: int | None) -> None:
-        if answer is None or getattr(request.status, "name", "") == "RUNNING":
-            return  # without room, or the step names the new blocks of a running request
+        if answer is None:
+            return  # without room
         name = request.request_id
         if external is None:  # as the connector has answered
             external = self._recorder.answers.get(name, (0, 0))[1] or 0

@@ -88,8 +88,8 @@ class Translator:
         self._settings = settings
         self._requests: dict[str, _Request] = {}
         self._allocated: list[str] = []
-        """Requests whose blocks are reported with the next step, in the order of their allocations. A request may share
-        blocks that a running, resumed or new request got just before in the same step."""
+        """Requests without blocks that got some, which the next step reports, in the order of their allocations. A
+        request may share blocks that a running, resumed or new request got just before in the same step."""
         self._taken: list[tuple[str, list[int]]] = []
         """(request, places) that were allocated in this step."""
         self._named: dict[int, int] = {}
@@ -494,6 +494,8 @@ class Translator:
         """Places were allocated. Their former content in the reported group is gone once the step is reported."""
         if taken:
             self._taken.append((request, taken))
+            if request in self._requests and not self._requests[request].blocks:
+                self._allocated.append(request)
             for place in taken:
                 self._named.pop(place, None)
         self._named.update(zip(named, hashes, strict=True))

@@ -14,6 +14,7 @@ request's lookup is answered with "ask again", and ``sanitize`` adds to the mess
 
 import functools
 import inspect
+import sys
 import time
 from collections.abc import Callable, Iterable, Sized
 from typing import Any, Final
@@ -22,11 +23,14 @@ from kvbm_console.tap.recorder import LIVE_MAX, NULL_BLOCKS, QUEUE_MAX, MovingWi
 from kvbm_console.tap.sanitizing import WORKER_CALLS, WorkerMeta
 
 _now = time.monotonic_ns
-_CALLS: Final = ("allocate_slots",)
 _POOL_CALLS: Final = ("get_new_blocks", "cache_full_blocks", "free_blocks")
 """Without these the groups cannot be followed."""
 _WINDOW_CALL: Final = "remove_skipped_blocks"
 """Without this method of a group whose layers see a window, the blocks that it gives back are unknown."""
+_CALLER: Final = 3
+"""Frames between ``_request_of_call`` and the caller of a method that ``after`` has wrapped."""
+_CALLERS: Final = 3
+"""Callers of the pool that are asked for a request: its own, and those that helpers stand between."""
 AUDIT_PLACES: Final = 512
 AUDIT_NS: Final = 40_000
 """Places and time of one audit: a pool of 20,000 places is compared in 40 audits."""
@@ -218,6 +222,8 @@ def formed(recorder: TapRecorder, now: int, scheduler_output: Any, manager: Any)
     if scheduler_output.num_scheduled_tokens:
         recorder.stepped(now)
     if recorder.on:
+        for name in _starting(scheduler_output):
+            recorder.forget(name)
         preempted = _preempted(recorder, scheduler_output)
         if recorder.want_full or recorder.unheard:
             _tell_all(manager, recorder, scheduler_output, now)
@@ -277,19 +283,18 @@ def _cached(pool: Any) -> int | None:
     return len(found) if isinstance(found, Sized) else None
 
 
-_NONE: Final[dict[str, int]] = {}
-
 
 def _lengths(recorder: TapRecorder, scheduler_output: Any) -> dict[str, int]:
     """Tokens of the requests that start in this step, read now because they grow before the sender's turn."""
-    if not scheduler_output.scheduled_new_reqs and not getattr(
-        scheduler_output.scheduled_cached_reqs, "resumed_req_ids", None
-    ):
-        return _NONE
     live = recorder.live
+    return {name: live[name].num_tokens for name in _starting(scheduler_output) if name in live}
+
+
+def _starting(scheduler_output: Any) -> list[str]:
+    """Requests that this step schedules for the first time, or again after a preemption."""
     starting = [one.req_id for one in scheduler_output.scheduled_new_reqs]
     starting += getattr(scheduler_output.scheduled_cached_reqs, "resumed_req_ids", None) or ()
-    return {name: live[name].num_tokens for name in starting if name in live}
+    return starting
 
 
 def _tell_all(manager: Any, recorder: TapRecorder, scheduler_output: Any, now: int) -> None:
@@ -443,27 +448,23 @@ def record_resets(recorder: TapRecorder, manager: Any) -> None:
         after(recorder, manager, "reset_prefix_cache", forgot)
 
 
-def record_places(
-    recorder: TapRecorder, manager: Any, tell: Callable[[Any, Any, int | None], None] | None = None
-) -> bool:
+def record_places(recorder: TapRecorder, manager: Any) -> bool:
     """Record each place of the pool that is allocated or cached, with its request and hash.
 
-    ``tell`` gets the result of an allocation, its request, and the number of tokens that a connector loads, None if
-    the engine does not pass it. Returns False if the manager or its pool lacks the methods that this needs."""
+    Returns False if the manager or its pool lacks the methods that this needs."""
     pool = getattr(manager, "block_pool", None)
     parts = getattr(getattr(manager, "coordinator", None), "single_type_managers", ())
     if recorder.window is not None and not all(hasattr(part, _WINDOW_CALL) for part in parts or (None,)):
         return False
-    if not all(hasattr(manager, name) for name in _CALLS) or not all(hasattr(pool, name) for name in _POOL_CALLS):
+    if not all(hasattr(pool, name) for name in _POOL_CALLS):
         return False
     blocks = pool.blocks  # type: ignore[union-attr]
 
-    def report(changed: Iterable[Any]) -> None:
-        request = "" if recorder.allocating is None else recorder.allocating.request_id
+    def report(changed: Iterable[Any], request: str = "") -> None:
         recorder.put(("pool", _now(), request, [(block.block_id, block.block_hash) for block in changed]))
 
     def allocated(new: Any, *_: Any, **__: Any) -> None:
-        report(new)
+        report(new, _request_of_call())
 
     def cached(_: Any, request: Any, blocks: Any, num_cached_blocks: int, num_full_blocks: int, *__: Any,
                **___: Any) -> None:
@@ -475,12 +476,11 @@ def record_places(
         report([blocks[place] for place in block_ids])
 
     def partly(_: Any, request: Any, block: Any, *__: Any, **___: Any) -> None:
-        report([] if block.is_null else [block])
+        report([] if block.is_null else [block], request.request_id)
 
     def moved(_: Any, src_block: Any, dst_block: Any) -> None:
         report([src_block, dst_block])
 
-    _around_allocations(recorder, manager, tell)
     if recorder.window is not None:
         _watch_window(recorder, recorder.window, manager, parts[recorder.window.group])
     for name, changes in (("get_new_blocks", allocated), ("cache_full_blocks", cached), ("evict_blocks", evicted),
@@ -493,14 +493,15 @@ def record_places(
 def _watch_window(recorder: TapRecorder, window: MovingWindow, manager: Any, part: Any) -> None:
     """Record each move of a request's window, with the number of its leading blocks that are null blocks now.
 
-    ``part`` is the part of the cache manager for this group. While it allocates, only a window gives blocks back. Its
-    own method is not wrapped, because it runs for each request in each step and most often changes nothing."""
-    def freed(_: Any, *__: Any) -> None:
-        if recorder.allocating is not None:
-            moved(None, recorder.allocating.request_id)
+    ``part`` is the part of the cache manager for this group. Its own method is not wrapped, because it runs for each
+    request in each step and most often changes nothing."""
+    def freed(_: Any, *__: Any, **___: Any) -> None:
+        moved(None, _request_of_call())
 
     def moved(_: Any, request_id: str, *__: Any, **___: Any) -> None:
-        blocks = part.req_to_blocks.get(request_id) or ()
+        blocks = part.req_to_blocks.get(request_id)
+        if not blocks:
+            return  # it has ended
         before = at = window.passed.get(request_id, 0)
         if at > len(blocks) or (at and not blocks[at - 1].is_null):  # the request has lost its blocks since
             at = 0
@@ -513,6 +514,22 @@ def _watch_window(recorder: TapRecorder, window: MovingWindow, manager: Any, par
     after(recorder, manager.block_pool, "free_blocks", freed)
     if hasattr(manager, _WINDOW_CALL):  # a request that ends gives back what its window has passed before it is sent
         after(recorder, manager, _WINDOW_CALL, moved)
+
+
+def _request_of_call() -> str:
+    """The request for which the engine calls the pool; empty if its method does not name it.
+
+    The cache manager passes a request's id down to the method that calls the pool, and not to the pool. Its own methods
+    are not wrapped, because they run for each request in each step; this runs for a new block."""
+    frame: Any = sys._getframe(_CALLER)
+    for _ in range(_CALLERS):
+        if frame is None:
+            break
+        name = frame.f_locals.get("request_id")
+        if name is not None:
+            return str(name)
+        frame = frame.f_back
+    return ""
 
 
 def after(recorder: TapRecorder, owner: Any, name: str, tell: Callable[..., None]) -> None:
@@ -530,38 +547,6 @@ def after(recorder: TapRecorder, owner: Any, name: str, tell: Callable[..., None
         return result
 
     setattr(owner, name, outside)
-
-
-def _around_allocations(
-    recorder: TapRecorder, manager: Any, tell: Callable[[Any, Any, int | None], None] | None
-) -> None:
-    inside = manager.allocate_slots
-    # Releases before 0.14 do not pass the number of external tokens.
-    external = 0 if "num_external_computed_tokens" in inspect.signature(inside).parameters else None
-
-    running: Any = None
-    """The status of the requests that are not told, because the step names their new blocks."""
-
-    # Called for each request in each step, so nothing is done here that most calls do not need.
-    @functools.wraps(inside)
-    def allocate_slots(request: Any, *args: Any, **kwargs: Any) -> Any:
-        nonlocal running
-        recorder.allocating = request
-        try:
-            answer = inside(request, *args, **kwargs)
-        finally:
-            recorder.allocating = None
-        if request.status is not running and tell is not None and recorder.on:
-            try:
-                if request.status.name == "RUNNING":
-                    running = request.status
-                else:
-                    tell(answer, request, kwargs.get("num_external_computed_tokens", external))
-            except Exception:
-                recorder.failed()
-        return answer
-
-    manager.allocate_slots = allocate_slots
 
 
 def places_of(manager: Any) -> list[tuple[int, Any]] | None:

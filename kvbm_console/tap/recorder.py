@@ -69,7 +69,7 @@ class TapRecorder:
     """The queue of one engine and the daemon's verdicts. ``on`` is true while a daemon listens."""
 
     __slots__ = (
-        "_ask_ns", "_copy_pattern", "_pattern", "allocating", "alone", "answers", "asked", "audit_due", "audit_every",
+        "_ask_ns", "_copy_pattern", "_pattern", "alone", "answers", "asked", "audit_due", "audit_every",
         "audit_from", "below", "by_place", "call_ns", "calls", "checks", "cleared", "copies_asked", "copies_go",
         "copies_held", "dropped", "ending", "errors", "gated", "held", "held_back", "keeps", "live", "on", "one_size",
         "out", "part", "places_known", "queue", "step_ns", "stepped_ns", "steps", "swept", "unheard", "want_full",
@@ -108,8 +108,6 @@ class TapRecorder:
         """True if the whole pool was compared since the last whole report."""
         self.audit_due = 0
         """Steps until the next audit."""
-        self.allocating: Any = None
-        """The request that the engine allocates blocks for at this moment."""
         self.live: dict[str, Any] = {}
         """Requests by id, from arrival to end."""
         self.out: set[str] = set()  # preempted at the last step, for a release that does not name them

@@ -6,10 +6,10 @@ objects that the engine has made, so every class, name and special case of the e
     scheduler.add_request                       a request waits, from its arrival
     scheduler._handle_blocked_waiting_request   a held request is passed over in this step
     cache_manager.get_computed_blocks           a lookup without a connector
-    cache_manager.allocate_slots                all blocks of a request that starts
     scheduler._update_after_schedule            a step is formed, and its tokens are not counted yet
     scheduler._free_request                     a request ended
-    connector.get_num_new_matched_tokens, update_connector_output, take_events, reset_cache: as in ``connector``
+    connector.get_num_new_matched_tokens, update_state_after_alloc, update_connector_output, take_events, reset_cache:
+        as in ``connector``
 
 Law of this file: a wrapped method gets the engine's arguments and gives the engine's result. The one exception is a
 held request, which is not ready yet.
@@ -23,7 +23,6 @@ from typing import Any, Final
 from kvbm_console.tap.connector import (
     TAPPED,
     after,
-    allocated,
     arrived,
     ended,
     formed,
@@ -38,7 +37,9 @@ NEEDED: Final = ("add_request", "_update_after_schedule", "_free_request", "shut
 """Methods of a scheduler without which it cannot be observed."""
 READY: Final = "_handle_blocked_waiting_request"
 """The scheduler asks this method whether a waiting request may start in this step."""
-_OF_CONNECTOR: Final = ("get_num_new_matched_tokens", "update_connector_output", "take_events", "reset_cache")
+_OF_CONNECTOR: Final = (
+    "get_num_new_matched_tokens", "update_state_after_alloc", "update_connector_output", "take_events", "reset_cache",
+)
 
 
 class SchedulerTap:
@@ -54,7 +55,7 @@ class SchedulerTap:
         self._tapped = SimpleNamespace()
         """The connector's own methods, by name."""
         record_resets(recorder, self._kv_cache_manager)
-        recorder.places_known = record_places(recorder, self._kv_cache_manager, self._allocated)
+        recorder.places_known = record_places(recorder, self._kv_cache_manager)
         self._wrap("add_request", self._add_request)
         self._wrap("_update_after_schedule", self._update_after_schedule)
         self._wrap("_free_request", self._free_request)
@@ -133,14 +134,6 @@ class SchedulerTap:
         if recorder.answers.get(name) != fields:
             recorder.answers[name] = fields
             recorder.put(("lookup", _now(), name, *fields))
-
-    def _allocated(self, answer: Any, request: Any, external: int | None) -> None:
-        if answer is None:
-            return  # without room
-        name = request.request_id
-        if external is None:  # as the connector has answered
-            external = self._recorder.answers.get(name, (0, 0))[1] or 0
-        allocated(self._recorder, _now(), name, self._kv_cache_manager.get_blocks(name), external)
 
 
 def missing_methods(kind: type) -> list[str]:

@@ -30,7 +30,7 @@ from kvbm_console.core.columns import unpack_hashes, unpack_ids
 from kvbm_console.core.config import LeaderConfig
 from kvbm_console.core.errors import UsageError
 from kvbm_console.core.eviction.policy import PolicyConfig
-from kvbm_console.core.ids import Authority, FinishReason, Tier
+from kvbm_console.core.ids import Authority, FinishReason, ReleaseReason, Tier
 from kvbm_console.core.instructions import StartTransfer
 from kvbm_console.core.leader.decider import Decider
 from kvbm_console.planning.measured import Measured, of_recording, origins_of
@@ -259,6 +259,8 @@ class _Reading:
         """Pool of a stream to the most blocks that it had at once."""
         self.evicting: set[int] = set()
         """Pools of streams that gave blocks up."""
+        self.windows = False
+        """True if requests gave back blocks that their attention window had passed."""
         self.first_place_used: set[int] = set()
         """Device pools whose place 0 was given out; vLLM never does that."""
         self.seats: Counter[int] = Counter()
@@ -372,6 +374,7 @@ class _Reading:
             self.first_place_used.add(event.pool)
 
     def released(self, event: ev.DeviceBlocksReleased) -> None:
+        self.windows |= event.why is ReleaseReason.WINDOW
         for block in unpack_ids(event.ids):
             self._held[block] -= 1
             if self._held[block] <= 0:
@@ -646,6 +649,10 @@ class _Run:
             self.notes.append(
                 "the engine has several groups of blocks, and the first one is replayed: hits that miss a block of "
                 "another group count as hits"
+            )
+        if reading.windows:
+            self.notes.append(
+                "requests give back blocks that their attention window has passed, and the replay holds them to the end"
             )
         if not isinstance(lives[0].event, ev.SlotOpened):
             self.notes.append("a stream names stored blocks and no request, so every request had a miss")

@@ -19,6 +19,7 @@ SHOWS: Final = {
     "trouble": "32 places, every third load fails",
     "offload": "48 places, 4 seats",
     "hybrid": "34 places, a second group of blocks",
+    "window": "30 places, all layers see a window",
 }
 
 

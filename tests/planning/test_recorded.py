@@ -185,6 +185,14 @@ def test_a_recording_of_vllm_has_the_hits_of_vllm(name: str, tmp_path: Path) -> 
     assert document["requests_completed"] == len(run.requests) - document["requests_aborted"]
 
 
+@pytest.mark.parametrize(("name", "noted"), [("hybrid", [True, False]), ("window", [False, True]),
+                                             ("alone", [False, False])])
+def test_a_replay_says_that_it_has_one_group_and_no_window(name: str, noted: list[bool], tmp_path: Path) -> None:
+    run_of(name).record(tmp_path, [64])
+    notes = " ".join(read_run(str(tmp_path)).notes)
+    assert [text in notes for text in ("several groups of blocks", "their attention window has passed")] == noted
+
+
 def test_the_loads_that_failed_fail_again(tmp_path: Path) -> None:
     """One of the seven requests finds all of its prefix on the device in the replay, so it has no load to fail."""
     run_of("trouble").record(tmp_path, [64])

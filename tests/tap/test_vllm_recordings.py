@@ -27,7 +27,7 @@ from tests.tap.kept import NAMES, kept, run_of, steps, watching
 def test_the_leader_comes_to_the_schedulers_own_truth_after_every_step(name: str) -> None:
     watch = watching(name)
     state = watch.leader.state
-    loads = 0
+    loads = passed = 0
     for truth in steps(name, watch):
         slots = {slot.request: slot for slot in state.slots.values() if slot.state is not SlotState.FINISHING}
         assert slots.keys() == truth["requests"].keys()
@@ -38,7 +38,8 @@ def test_the_leader_comes_to_the_schedulers_own_truth_after_every_step(name: str
                 loads += slot.state is SlotState.ONBOARDING
         for request, (blocks, computed, runs) in truth["requests"].items():
             slot = slots[request]
-            assert slot.device_blocks == blocks
+            assert [0] * slot.passed_blocks + slot.device_blocks == blocks
+            passed += slot.passed_blocks
             if runs:
                 assert slot.computed_tokens(state.iteration) == computed
         pool = state.pools[0]
@@ -53,7 +54,8 @@ def test_the_leader_comes_to_the_schedulers_own_truth_after_every_step(name: str
     assert state.lost_sources == {}
     assert not state.slots
     assert state.totals.hit_blocks[0] > 0
-    assert (loads > 0) is (name not in ("alone", "hybrid")) is (state.totals.hit_blocks[Tier.G2 - 1] > 0)
+    assert (passed > 0) is (name == "window")
+    assert (loads > 0) is (name not in ("alone", "hybrid", "window")) is (state.totals.hit_blocks[Tier.G2 - 1] > 0)
     assert watch.mirror.totals == state.totals
 
 

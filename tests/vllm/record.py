@@ -45,12 +45,14 @@ RUNS: Final[dict[str, Any]] = {
         (4, 5, 3), 0.0,
     ),
     "hybrid": (tap(), {"blocks": 34, "running": 8, "groups": ("full", "window")}, (7, 6, 3), 0.0),
+    "window": (tap(), {"blocks": 30, "running": 8, "groups": ("window",)}, (8, 6, 3), 0.02),
     "chats": (tap(offloading(400)), {"blocks": 256, "running": 16}, (12, 60, 5), 0.0),
 }
 """Name to connector, sizes, (seed, sessions, turns) of the workload, and the probability of an abort before a step.
 
 ``trouble`` has loads that fail and are computed instead, preemptions and aborts; in ``refused`` a failed load ends its
-request; ``hybrid`` has a second group of blocks, of layers that see a window; ``chats`` is large enough for a hit rate.
+request; ``hybrid`` has a second group of blocks, of layers that see a window, and ``window`` has these alone; ``chats``
+is large enough for a hit rate.
 """
 STEP_NS: Final = 8_000_000
 TOKEN_NS: Final = 50_000

@@ -327,6 +327,13 @@ class Flattener:
         message = self._changed(now, request, [row for row in rows if row[1] is not None])
         return [message] if message[4] or message[5] else []
 
+    def _window(self, now: int, request: str, passed: int) -> list[Any]:
+        """The window of a request moved. Blocks that got their hashes before are told before it, because it may have
+        passed them: those of a load get them when the request goes on."""
+        fills = [row for row in self._told if row[0] == request]
+        self._told = [row for row in self._told if row[0] != request]
+        return [*([["fill", now, fills]] if fills else []), ["window", now, request, passed]]
+
     def _changed(self, now: int, request: str, rows: list[tuple[int, Any]]) -> list[Any]:
         changes: dict[int, tuple[list[int], list[int]]] = {}
         taken: list[int] = []

@@ -187,3 +187,17 @@ def test_blocks_before_the_window_need_hashes() -> None:
     tell(watch, ["new", "a", [71], 20, 40, 0, None], ["lookup", "a", 16, 0, False])
     allocated(watch, [3], 2)
     assert watch.rejected == ["2 blocks before the window of 'a' need hashes, 1 have none"]
+
+
+def test_blocks_that_got_their_hashes_before_the_window_moved_are_told_before_it() -> None:
+    """A load of vLLM 0.11 is named when its request goes on, and in the same call the window passes a part of it."""
+    flattener = Flattener(block_tokens=BLOCK)
+    flattener.pool_names = True
+
+    def key(content: int) -> bytes:
+        return content.to_bytes(32, "big") + bytes(4)
+
+    for name, place in (("a", 3), ("b", 4)):
+        assert flattener.messages(("named", 0, name, 0, [(place, key(70 + place))])) == []
+    assert flattener.messages(("window", 1, "a", 1)) == [["fill", 1, [["a", 0, [73], [3]]]], ["window", 1, "a", 1]]
+    assert flattener.messages(("window", 2, "a", 2)) == [["window", 2, "a", 2]]

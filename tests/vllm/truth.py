@@ -151,7 +151,7 @@ def compare_places(engine: Engine, state: CacheState, pool: PoolFacts, unknown: 
     )
     if len(managers) == 1:
         for block in blocks:  # a connector may hold blocks, too
-            if theirs_held[block.block_id] > block.ref_cnt:
+            if not block.is_null and theirs_held[block.block_id] > block.ref_cnt:
                 raise Differs(f"place {block.block_id} has more holders than references in the engine itself")
     same("references", Counter(
         place for slot in mine for place in slot.device_blocks if place not in unknown), theirs_held)

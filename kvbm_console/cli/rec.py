@@ -250,7 +250,7 @@ def _info_lines(info: "RecordingInfo") -> list[str]:
 def _engine_words(engine: "EngineInfo") -> str:
     blocks = "blocks of" if engine.capacity_blocks is None else f"{number(engine.capacity_blocks)} blocks of"
     ranks = f", {engine.dp_ranks} data-parallel ranks" if engine.dp_ranks > 1 else ""
-    stream = "" if engine.authority == "engine" else ", its event stream"
+    stream = {"observed": ", its tap", "stream": ", its event stream"}.get(engine.authority, "")
     return f"{engine.source}: {blocks} {engine.block_tokens} tokens{ranks}{stream}"
 
 

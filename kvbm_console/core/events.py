@@ -203,7 +203,7 @@ class DeviceBlocksAssigned(Event, tag=9):
 class DeviceBlocksReleased(Event, tag=10):
     """The slot gave up these device blocks; running operations may still hold some of them.
 
-    With ``WINDOW`` they are its first ones, and it keeps the others.
+    With ``PAST_WINDOW`` they are its first ones, and it keeps the others.
     """
 
     slot: int

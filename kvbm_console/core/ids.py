@@ -199,7 +199,7 @@ class ReleaseReason(Word):
     FAILED = 7
     EPOCH = 8
     LOADED = 9
-    WINDOW = 10
+    PAST_WINDOW = 10
     """The attention window of the request has passed them."""
 
 

@@ -374,7 +374,7 @@ class _Reading:
             self.first_place_used.add(event.pool)
 
     def released(self, event: ev.DeviceBlocksReleased) -> None:
-        self.windows |= event.why is ReleaseReason.WINDOW
+        self.windows |= event.why is ReleaseReason.PAST_WINDOW
         for block in unpack_ids(event.ids):
             self._held[block] -= 1
             if self._held[block] <= 0:

@@ -38,7 +38,8 @@ class EngineInfo(msgspec.Struct, frozen=True):
 
     source: int
     authority: str
-    """The decider of its device blocks: ``engine``, or ``stream`` when only its event stream is followed."""
+    """The decider of its device blocks: ``engine``, ``observed`` by a tap, or ``stream`` if only its event stream is
+    followed."""
     dp_ranks: int
     block_tokens: int
     capacity_blocks: int | None

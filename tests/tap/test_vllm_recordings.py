@@ -7,12 +7,14 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from kvbm_console.analysis.diagnosis import diagnose
 from kvbm_console.analysis.diff import diff
 from kvbm_console.analysis.explain import explain
 from kvbm_console.analysis.export import export
 from kvbm_console.analysis.walk import evidence_of
+from kvbm_console.cli.main import cli
 from kvbm_console.core import events as ev
 from kvbm_console.core import stimuli as st
 from kvbm_console.core.ids import CandidateStatus, FinishReason, SlotState, Tier
@@ -130,3 +132,9 @@ def test_why_answers_for_a_recording_of_before(shared: Path) -> None:
         one = explain(told, request)
         hits = one.admissions[-1].hits
         assert (hits[0], sum(hits[1:])) == (local // one.block_tokens, external // one.block_tokens), request
+
+
+def test_rec_info_says_that_a_tap_told_the_run(tmp_path: Path) -> None:
+    run_of("window").record(tmp_path, [64])
+    told = CliRunner().invoke(cli, ["rec", "info", str(tmp_path)]).output
+    assert "1: 29 blocks of 16 tokens, its tap" in told

@@ -66,7 +66,7 @@ def test_blocks_before_the_window_go_back_to_the_cache_while_the_request_runs() 
     assert (slot.passed_blocks, slot.device_blocks, slot.filled_blocks) == (2, [3, 4, 5], 4)
     assert slot.computed_tokens(watch.leader.state.iteration) == 66
     (released,) = [event for event in watch.events if isinstance(event, ev.DeviceBlocksReleased)]
-    assert released.why is ReleaseReason.WINDOW
+    assert released.why is ReleaseReason.PAST_WINDOW
     (pool,) = watch.leader.state.pools
     assert pool.counts[Condition.CACHED] == 2
     assert [pool.hash_of[place] for place in (1, 2)] == PROMPT[:2]

@@ -154,7 +154,7 @@ def _device_blocks_assigned(state: "CacheState", e: ev.DeviceBlocksAssigned) -> 
 def _device_blocks_released(state: "CacheState", e: ev.DeviceBlocksReleased) -> None:
     slot = state.known_slot(e.slot)
     ids = unpack_ids(e.ids)
-    if e.why is ReleaseReason.WINDOW:
+    if e.why is ReleaseReason.PAST_WINDOW:
         if slot.device_blocks[: len(ids)] != ids:
             raise FoldError(f"the window of slot {e.slot} cannot pass {len(ids)} blocks that are not its first ones")
         del slot.device_blocks[: len(ids)]

@@ -215,7 +215,7 @@ class Decider:
         """The slot gives up its first ``count`` device blocks, which its attention window has passed."""
         assert slot.device_pool is not None
         places = slot.device_blocks[:count]
-        self.emit(ev.DeviceBlocksReleased, slot.slot, self.ids(places), ReleaseReason.WINDOW)
+        self.emit(ev.DeviceBlocksReleased, slot.slot, self.ids(places), ReleaseReason.PAST_WINDOW)
         self.live_memory.let_go(self.state.pools[slot.device_pool], places)
 
     def release_staging(self, slot: SlotFacts, why: ReleaseReason) -> None:

@@ -106,7 +106,7 @@ class ReleaseReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     RELEASE_REASON_FAILED: _ClassVar[ReleaseReason]
     RELEASE_REASON_EPOCH: _ClassVar[ReleaseReason]
     RELEASE_REASON_LOADED: _ClassVar[ReleaseReason]
-    RELEASE_REASON_WINDOW: _ClassVar[ReleaseReason]
+    RELEASE_REASON_PAST_WINDOW: _ClassVar[ReleaseReason]
 
 class EvictRule(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -294,7 +294,7 @@ RELEASE_REASON_RESET: ReleaseReason
 RELEASE_REASON_FAILED: ReleaseReason
 RELEASE_REASON_EPOCH: ReleaseReason
 RELEASE_REASON_LOADED: ReleaseReason
-RELEASE_REASON_WINDOW: ReleaseReason
+RELEASE_REASON_PAST_WINDOW: ReleaseReason
 EVICT_RULE_REASSIGNED: EvictRule
 EVICT_RULE_RECENCY: EvictRule
 EVICT_RULE_STREAM: EvictRule

@@ -525,10 +525,8 @@ def adopt(forest: PrefixMap, state: CacheState, at_ns: int) -> None:
 
 
 def _adopt_chains(forest: PrefixMap, pool: PoolFacts) -> None:
-    """Hang the chains of a stream's pool that the map does not have."""
-    assert pool.chains is not None
-    parent_of, node_of = pool.chains.parent_of, forest.node_of
-    new = {key: parent_of[place] for key, place in pool.by_hash.items() if key not in node_of}
+    """Hang the chains of a stream's pool that the map does not have; of a larger pool the newest that it can hold."""
+    new = _newest(forest, pool)
     behind: dict[int, list[int]] = {}
     for key, parent in new.items():
         behind.setdefault(parent, []).append(key)
@@ -541,6 +539,30 @@ def _adopt_chains(forest: PrefixMap, pool: PoolFacts) -> None:
         stored_ns = pool.stored_at[pool.by_hash[key]]
         forest.hang(parent, pack_hashes(chain), max(0, stored_ns))
         todo += [(chain[-1], following) for following in behind.get(chain[-1], ())]
+
+
+def _newest(forest: PrefixMap, pool: PoolFacts) -> dict[int, int]:
+    """The blocks of a pool that the map does not have, each with the hash in front of it.
+
+    Of more than the map holds it would forget the oldest one by one. So these are left out, but for those that stand in
+    front of newer ones."""
+    assert pool.chains is not None
+    parent_of, by_hash, node_of = pool.chains.parent_of, pool.by_hash, forest.node_of
+    most = forest.blocks_max
+    if len(by_hash) <= most:
+        return {key: parent_of[place] for key, place in by_hash.items() if key not in node_of}
+    times = list(map(pool.stored_at.__getitem__, by_hash.values()))
+    since = sorted(times)[-most]
+    newest = [item for item, at in zip(by_hash.items(), times, strict=True) if at >= since][-most:]
+    found = {}
+    for key, place in newest:
+        while key not in found and key not in node_of:
+            found[key] = front = parent_of[place]
+            if front not in by_hash:
+                break
+            key, place = front, by_hash[front]
+    forest.forgotten_blocks += sum(key not in found and key not in node_of for key in by_hash)
+    return found
 
 
 def absent(state: CacheState, hashes: list[int]) -> list[int]:

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvbm_console.analysis.prefix_map import BLOCKS_MAX, MapNode, PrefixMap
+from kvbm_console.analysis.prefix_map import BLOCKS_MAX, MapNode, PrefixMap, adopt
 from kvbm_console.core import events as ev
-from kvbm_console.core.columns import pack_hashes, unpack_hashes
-from kvbm_console.core.ids import Tier
+from kvbm_console.core.columns import pack_hashes, pack_ids, unpack_hashes
+from kvbm_console.core.ids import Authority, Tier
 from kvbm_console.core.state import CacheState
 from kvbm_console.recording.reader import Recording
 from kvbm_console.stream.feed import EventsArrived, SnapshotTaken
@@ -229,3 +229,26 @@ def test_a_demonstration_has_something_to_show() -> None:
     assert max(uses.values()) > 20
     assert sum(losses.values()) > 10
     assert len(uses) < BLOCKS_MAX
+
+
+def test_of_a_pool_larger_than_the_map_the_newest_blocks_are_taken_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the blocks in front of them. The map does not hang each block of the pool to forget most of them."""
+    system, chats = prompt([0, 1]), 200
+    state = CacheState()
+    state.apply(ev.PoolKnown(0, 0, 0, 0, 1, 0, 0, Tier.G1, "GPU", None, 16, Authority.STREAM))
+    stored = [(system, 0)] + [(prompt([2, chat], system[-1]), system[-1]) for chat in range(chats)]
+    for seq, (column, parent) in enumerate(stored, 1):
+        new = [key for key in column if key not in state.pools[0].by_hash]
+        front = parent if new == column else column[len(column) - len(new) - 1]
+        state.apply(ev.BlocksSeen(
+            seq, seq * S, 0, 0, pack_hashes(new), b"", False, pack_ids([len(new)]), pack_hashes([front])))
+    hung = []
+    hang = PrefixMap.hang
+    monkeypatch.setattr(PrefixMap, "hang", lambda self, *given: (hung.append(given), hang(self, *given))[1])
+    forest = PrefixMap(blocks_max=40)
+    adopt(forest, state, 1_000 * S)
+    check(forest)
+    assert {stored[-1][0][-1], stored[-40][0][-1], *system} <= forest.node_of.keys()
+    assert len(forest.node_of) <= 40 + 3
+    assert len(forest.node_of) + forest.forgotten_blocks == len(state.pools[0].by_hash)
+    assert len(hung) <= 45

@@ -122,11 +122,13 @@ class Fates:
     def adopt(self, state: CacheState) -> None:
         """The history begins at these facts: the curve begins with the blocks that the tiers hold."""
         if self.since_ns is None:
-            held: dict[int, tuple[int, int]] = {}
-            for pool in state.living(state.pools):
-                for key, place in pool.by_hash.items():
-                    held[key] = max(held.get(key, (-len(Tier), 0)), (-pool.info.tier, pool.stored_at[place]))
-            self.curve.hold(held, held.__getitem__)
+            pools = list(state.living(state.pools))
+
+            def recency(key: int) -> tuple[int, int]:
+                there = ((pool, pool.by_hash.get(key)) for pool in pools)
+                return max((-pool.info.tier, pool.stored_at[place]) for pool, place in there if place is not None)
+
+            self.curve.hold(set().union(*(pool.by_hash for pool in pools)), recency)
 
     def took(self, e: ev.BlocksEvicted, state: CacheState) -> None:
         """A tier gave blocks up."""

@@ -28,6 +28,8 @@ from tests.vllm.truth import Differs, Witness, compare, compare_below, compare_e
 SHAPE: Final = (2, 6, 3)
 """Seed, sessions and turns of a workload."""
 SIMPLE: Final = {"kv_connector": "SimpleCPUOffloadConnector", "kv_role": "kv_both"}
+NOT_HYBRID: Final = ("ExampleConnector", "LMCacheConnectorV1")
+"""Connectors without support for hybrid memory. The tap around one keeps its name, so that vLLM sees that."""
 DIRECTORY: Final = "DIRECTORY"
 """Stands in a connector's entry for a directory of the run."""
 RESET_EVERY: Final = 12
@@ -134,7 +136,7 @@ def _transfer(feature: Feature, directory: Path) -> dict[str, Any]:
         assert inside is not None
         return {"kv_connector": "MultiConnector", "kv_role": "kv_both",
                 "kv_connector_extra_config": {"connectors": [inside, tap()]}}
-    if feature.own_name:
+    if feature.own_name or (inside is not None and inside["kv_connector"] in NOT_HYBRID):
         assert inside is not None
         return named(inside)
     policy = {} if inside is None else {name: inside[name] for name in ("kv_load_failure_policy",) if name in inside}

@@ -48,6 +48,10 @@ LAG_NS: Final = S
 AGES_FROM: Final = 100
 """Below so many columns the age of sampled facts is told from a second on: the badges need its room."""
 LINT_EVERY_NS: Final = S // 4
+FAST_RATE: Final = 1_000
+"""Events a second above which a person cannot read each of them; tables of numbers then change FAST_HZ times a
+second."""
+FAST_HZ: Final = 8
 COPY_AGAIN_NS: Final = 3 * S
 """``y`` pressed again within this time copies more."""
 (
@@ -164,6 +168,8 @@ class Desk:
         self._linted = -LINT_EVERY_NS
         self.warnings: list[Warning] = []
         self._stops = Stops()
+        self._paced: dict[str, tuple[tuple[object, ...], list[Line]]] = {}
+        """Rows by their name, with the moment for which they were drawn (``paced``)."""
         self._place = mirror.places
         """The place of the tape for which warnings were checked."""
         self._watched: tuple[Lints, Stops] | None = None
@@ -257,6 +263,20 @@ class Desk:
         """Values of one second each, the newest last, in ``cells``; they fill from the left while the run is young."""
         shown = from_left(values, self.known_s, cells)
         return [*trend(shown, self.glyphs, top, role), Span(" " * (cells - len(shown)), "text")]
+
+    def paced(self, name: str, make: Callable[[], list[Line]]) -> list[Line]:
+        """Rows of numbers, drawn FAST_HZ times a second while events come too fast to read, else in every frame.
+
+        They depend on the target's facts, on time and on the size of the screen, and on nothing that a key changes.
+        """
+        mono, mirror = self.mono(), self.mirror
+        if mirror.progress.rate(mono) <= FAST_RATE:
+            return make()
+        key = mirror.incarnation, mirror.places, mono // (S // FAST_HZ), self.width, self.height
+        known = self._paced.get(name)
+        if known is None or known[0] != key:
+            known = self._paced[name] = key, make()
+        return known[1]
 
     def select(self, request: str | None) -> None:
         """Choose a request for all views."""

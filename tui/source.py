@@ -76,8 +76,24 @@ _PLACES: Final = itertools.count(1)
 """Every place that is reached on a tape has a number of its own, whichever the tape."""
 
 
+BREATH_NS: Final = 2_000_000
+"""Work between two turns of the application's keys. A turn costs as much as passing over a batch."""
+
+
 async def _yield() -> None:
     await asyncio.sleep(0)
+
+
+class _Breath:
+    """Gives the application its turn when ``BREATH_NS`` of this thread's work lie behind the last turn."""
+
+    def __init__(self) -> None:
+        self._last_ns = time.thread_time_ns()
+
+    async def __call__(self) -> None:
+        if time.thread_time_ns() - self._last_ns >= BREATH_NS:
+            await _yield()
+            self._last_ns = time.thread_time_ns()
 
 
 class Kept(msgspec.Struct, frozen=True):
@@ -208,8 +224,9 @@ class TargetSession:
 
     # --- the feed ----------------------------------------------------------------------------------------------------
 
-    async def run(self, breathe: Callable[[], Awaitable[None]] = _yield) -> None:
+    async def run(self, breathe: Callable[[], Awaitable[None]] | None = None) -> None:
         """Fold the feed until it ends. ``breathe`` lets the application answer keys between slices."""
+        breathe = breathe if breathe is not None else _Breath()
         if isinstance(self.feed, Accounting) and self._spawn is not None:
             self._spawn(self._account(self.feed), "accounts")
         while True:

@@ -20,6 +20,7 @@ from kvbm_console.wire.batches import UnreadBatch, pack_events
 from kvbm_console.wire.v1 import console_pb2 as pb
 from tests.tui.desks import Desk, FakeActions
 from tests.tui.script import Mono, connected
+from tui import source
 from tui.keys import press
 from tui.model import coverage as pace
 from tui.model.coverage import SamplingPace
@@ -432,3 +433,20 @@ async def test_a_paused_view_catches_up_and_loses_nothing(flooded: bool, monkeyp
         unpaused = begun(tape)
         unpaused.take(EventsArrived(events_of(tape)), 0)
         assert history(mirror) == history(unpaused)
+
+
+@pytest.mark.asyncio
+async def test_keys_get_a_turn_once_some_work_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    work_ns, turns = 0, 0
+    monkeypatch.setattr(source.time, "thread_time_ns", lambda: work_ns)
+
+    async def turn() -> None:
+        nonlocal turns
+        turns += 1
+
+    monkeypatch.setattr(source, "_yield", turn)
+    breath = source._Breath()
+    for _ in range(10):
+        work_ns += source.BREATH_NS // 4
+        await breath()
+    assert turns == 2

@@ -11,8 +11,9 @@ from kvbm_console.core.state import CacheState
 from kvbm_console.stream.feed import Disconnected, EventsArrived, FeedItem, GapSeen, SnapshotTaken
 from tests.tui.desks import FakeActions, desk_of, everything, screen
 from tests.tui.script import MS, Mono, S, Script, connected, opening, story
-from tui.desk import BREAKS, LOG, RECORD, SLOT, SLOTS, TIERS, TIMELINE, TRANSFERS, Desk
+from tui.desk import BREAKS, FAST_HZ, LOG, RECORD, SLOT, SLOTS, TIERS, TIMELINE, TRANSFERS, Desk
 from tui.draw import frame
+from tui.draw.spans import Line
 from tui.keys import press
 from tui.model.filters import Filter
 from tui.model.slots import SlotOrder
@@ -564,3 +565,31 @@ def test_tiers_say_how_soon_what_was_evicted_was_asked_for_again(size: tuple[int
         assert "again 200ms" in rows
         assert "again –" in rows
         assert "hit " in rows
+
+
+def test_tables_of_numbers_change_eight_times_a_second_while_events_come_too_fast_to_read() -> None:
+    desk, mono = desk_of(), Mono(0)
+    desk.mono = mono
+    drawn = 0
+
+    def make() -> list[Line]:
+        nonlocal drawn
+        drawn += 1
+        return []
+
+    def second() -> int:
+        nonlocal drawn
+        drawn = 0
+        for frame_number in range(30):
+            mono.at_ns += S // 30
+            desk.mirror.progress.arrived(rate // 30, mono.at_ns)
+            desk.paced("a", make)
+            if frame_number % 10 == 0:
+                desk.width += 1  # another size is another picture
+        return drawn
+
+    rate = 0
+    assert second() == 30
+    rate = 100_000
+    second()
+    assert second() == pytest.approx(FAST_HZ + 3, abs=2)

@@ -169,15 +169,15 @@ def test_pictures_are_kept_until_the_life_or_the_window_changes() -> None:
     mirror = mirror_of(script)
     lines, life = Lifelines(), mirror.lives[slot]
     window = Window(0, 10 * MS, 10, 31 * MS)
-    _, first = lines.ink(life, window, {}, UNICODE)
-    assert lines.ink(life, Window(0, 10 * MS, 10, 32 * MS), {}, UNICODE)[1] is first
-    assert lines.ink(life, Window(0, 10 * MS, 10, 41 * MS), {}, UNICODE)[1] is not first
+    _, _, first = lines.ink(life, window, {}, UNICODE)
+    assert lines.ink(life, Window(0, 10 * MS, 10, 32 * MS), {}, UNICODE)[2] is first
+    assert lines.ink(life, Window(0, 10 * MS, 10, 41 * MS), {}, UNICODE)[2] is not first
     life.close(41 * MS)
-    at, closed = lines.ink(life, Window(0, 10 * MS, 10, 41 * MS), {}, UNICODE)
+    at, _, closed = lines.ink(life, Window(0, 10 * MS, 10, 41 * MS), {}, UNICODE)
     assert closed is not first
-    assert lines.ink(life, Window(0, 10 * MS, 10, 99 * MS), {}, UNICODE)[1] is closed
+    assert lines.ink(life, Window(0, 10 * MS, 10, 99 * MS), {}, UNICODE)[2] is closed
     shifted = lines.ink(life, Window(10 * MS, 10 * MS, 10, 99 * MS), {}, UNICODE)
-    assert shifted[1] is closed if at else shifted[0] == 0  # what the window's edge does not cut only moves
+    assert shifted[2] is closed if at else shifted[0] == 0  # what the window's edge does not cut only moves
 
 
 @given(st.lists(st.tuples(st.integers(0, 60), st.sampled_from(["", "", "skip", "decode", "hold", "release", "close"])),
@@ -202,8 +202,9 @@ def test_what_time_adds_to_a_picture_is_what_a_new_picture_has(steps: list[tuple
         start = (now // (cell * MS) - 11) * cell * MS
         window = Window(start, cell * MS, 12, now)
         codes, busy = life_codes(life, window, limits), busy_cells(life, window)
-        first, ink = lines.ink(life, window, limits, UNICODE)
+        first, end, ink = lines.ink(life, window, limits, UNICODE)
         assert lines.codes(life, window, limits) == (codes, busy)
+        assert end == len(codes.rstrip(b"\0")) or not any(codes)
         shown = Row().to(first).spans(ink).to(window.cells).line().spans
         assert shown == Row().spans(runs(codes, busy, UNICODE)).line().spans
 

@@ -33,8 +33,8 @@ CHANGES_MARKED: Final = 3
 CACHE_MAX: Final = 512
 
 Limits = dict[SlotState, int]
-Ink = tuple[int, tuple[Span, ...]]
-"""The first cell that is not blank, and the spans from there to the last such cell."""
+Ink = tuple[int, int, tuple[Span, ...]]
+"""The first cell that is not blank, the cell behind the last such cell, and the spans between them."""
 BUSY: Final = 0x80
 STEPS_NS: Final = tuple(
     factor * unit for unit in (1_000_000, 10_000_000, 100_000_000, 1_000_000_000, 10_000_000_000)
@@ -86,7 +86,7 @@ class _Kept:
             before = before[moved:] + bytes(min(moved, window.cells))
             if self.busy:
                 self.busy = {cell - moved for cell in self.busy if cell >= moved}
-            self.ink = (ink[0] - moved, ink[1]) if ink is not None and ink[0] >= moved else None
+            self.ink = (ink[0] - moved, ink[1] - moved, ink[2]) if ink is not None and ink[0] >= moved else None
         codes, last = before, max(0, window.cell(self.until_ns))
         if life.closed_ns is None:
             codes, weights = before[:], self.weights[moved:] + [0] * min(moved, window.cells)
@@ -117,7 +117,7 @@ class Lifelines:
             first = len(kept.codes) - len(kept.codes.lstrip(b"\0"))
             cells = kept.codes.rstrip(b"\0")[first:]
             busy = {cell - first for cell in kept.busy if 0 <= cell - first < len(cells)}
-            kept.ink = first, tuple(runs(cells, busy, glyphs))
+            kept.ink = first, first + len(cells), tuple(runs(cells, busy, glyphs))
         return kept.ink
 
     def _drawn(self, life: Life, window: Window, limits: Limits) -> _Kept:

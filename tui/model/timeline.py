@@ -89,7 +89,8 @@ class LifeOrder:
         lives, state, now_gone = self._lives, mirror.state, (mirror.archive, mirror.archive.forgotten)
         if now_gone != self._gone:
             self._gone = now_gone
-            self._lives = lives = [life for life in lives if mirror.life_in(life.slot) is life]
+            live, kept = mirror.lives.get, mirror.archive.slots.get
+            self._lives = lives = [life for life in lives if (live(life.slot) or kept(life.slot)) is life]
             self._known = {life.slot for life in lives}
         if comes_in:
             fresh = [

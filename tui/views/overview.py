@@ -32,9 +32,6 @@ WINDOW_S = 60
 """The window of the hit rate."""
 NEEDS_ROWS = 3
 """Rows that warnings have, whether there are any: so nothing below them moves when a warning comes or goes."""
-FAST_RATE = 1_000
-"""Events a second above which a person cannot read each of them; their rows then change FAST_HZ times a second."""
-FAST_HZ = 8
 FATES_MIN = 4
 """Fewer rows of the fates of prompt blocks tell no shares."""
 FATES_MAX = 16
@@ -276,7 +273,6 @@ class Overview(View):
         self.at = 0
         """The warning that ``enter`` opens."""
         self._chart: tuple[tuple[object, ...], list[Line]] = ((), [])
-        self._charts: tuple[tuple[object, ...], list[Line]] = ((), [])
 
     def body(self, desk: Desk, width: int, height: int) -> list[Line]:
         """Sections from top to bottom, in one, two or three columns."""
@@ -351,6 +347,9 @@ class Overview(View):
 
     def _columns(self, desk: Desk, state: CacheState, cells: int, pitch: int, sparks: int) -> list[Line]:
         """Two columns: cache, tiers and flows, then slots and engine."""
+        return desk.paced("columns", lambda: self._numbers(desk, state, cells, pitch, sparks))
+
+    def _numbers(self, desk: Desk, state: CacheState, cells: int, pitch: int, sparks: int) -> list[Line]:
         gap = [BLANK] if desk.tall else []
         left = [
             *cache_section(desk, state, 71), *gap, *tiers_section(desk, state, 71), *gap,
@@ -363,7 +362,7 @@ class Overview(View):
 
     def _two(self, desk: Desk, state: CacheState, width: int, height: int) -> list[Line]:
         gap = [BLANK] if desk.tall else []
-        rows = self._columns(desk, state, 43, 22, 20)
+        rows = [*self._columns(desk, state, 43, 22, 20)]
         left = height - len(rows)
         chart_rows = 5 if left >= 16 else 0
         waiting = min(6, left - len(gap) - 1 - (chart_rows + 1 + len(gap) if chart_rows else 0))
@@ -381,14 +380,7 @@ class Overview(View):
         return rows + self._fates(desk, width, height - len(rows), gap)
 
     def _history(self, desk: Desk, state: CacheState, width: int, number: int, rows: int) -> list[Line]:
-        """The charts. While events come too fast to read, they too are drawn FAST_HZ times a second."""
-        mono, mirror = desk.mono(), desk.mirror
-        if mirror.progress.rate(mono) <= FAST_RATE:
-            return charts_section(desk, state, width, number, rows)
-        key = (mirror.incarnation, mirror.places, mono // (S // FAST_HZ), number, rows, width)
-        if key != self._charts[0]:
-            self._charts = key, charts_section(desk, state, width, number, rows)
-        return self._charts[1]
+        return desk.paced("charts", lambda: charts_section(desk, state, width, number, rows))
 
     def _fates(self, desk: Desk, width: int, height: int, gap: list[Line]) -> list[Line]:
         """The fate of prompt blocks over time, in the rows that are left; drawn anew when it has changed."""

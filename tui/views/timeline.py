@@ -454,12 +454,15 @@ class Timeline(View):
             head = self._heads[key] = self._head(desk, life, level, left)
         prefill = desk.mirror.halves.prefill_of(life)
         if prefill is None:
-            first, ink = self.lines.ink(life, window, bounds, desk.glyphs)
+            first, end, ink = self.lines.ink(life, window, bounds, desk.glyphs)
         else:
-            first, ink = 0, tuple(runs(*joined(self.lines, prefill, life, window, bounds), desk.glyphs))
+            ink = tuple(runs(*joined(self.lines, prefill, life, window, bounds), desk.glyphs))
+            first, end = 0, window.cells
         zones = (Zone(0, width, ("select", life.request)),)
         if not self._gaps and self.cursor_ns is None:
-            return Line((*head, Span(" " * first, "text"), *ink) if ink else head, "", zones)
+            if not ink:
+                return Line(head, "", zones, left)
+            return Line((*head, Span(" " * first, "text"), *ink), "", zones, left + end)
         spans = Row().to(first).spans(ink).to(window.cells).line().spans
         return Row().spans(head).spans(self._overlay(desk, list(spans), window)).line("", width)._replace(zones=zones)
 

@@ -224,12 +224,13 @@ SCHEMA: Final = Schema("a transfer", [
 ])
 
 
-def telling(rows: list[TransferLine]) -> frozenset[str]:
-    """The headings of stamps that are later than the plan in some row; other stamps would be 0 in every row."""
-    return frozenset(
-        column.name for column in STAMPS
-        if any((_stamp_ns(row.transfer, column.name) or 0) > row.transfer.planned_ns for row in rows)
-    )
+def telling(rows: list[TransferLine], known: frozenset[str] = frozenset()) -> frozenset[str]:
+    """The headings of stamps that are later than the plan in some row, and the ``known`` headings; other stamps would
+    be 0 in every row."""
+    return known | {
+        column.name for column in STAMPS if column.name not in known
+        and any((_stamp_ns(row.transfer, column.name) or 0) > row.transfer.planned_ns for row in rows)
+    }
 
 
 class Transfers(View):
@@ -263,8 +264,8 @@ class Transfers(View):
         mirror = desk.mirror
         rows, skipped = transfer_rows(desk, self.order)
         self.numbers = [row.transfer.candidate for row in rows]
-        lines = [self._summary(desk, rows, width), *self._routes(desk, width)]
-        stamps = telling(rows) | (self._shape[2] if self._shape[1] == mirror.incarnation else frozenset())
+        lines = [self._summary(desk, rows, width), *desk.paced("routes", lambda: self._routes(desk, width))]
+        stamps = telling(rows, self._shape[2] if self._shape[1] == mirror.incarnation else frozenset())
         shape = width, mirror.incarnation, stamps
         if self._shape != shape:
             self._shape, self._kept = shape, table.KeptRows()

@@ -435,6 +435,19 @@ async def test_a_paused_view_catches_up_and_loses_nothing(flooded: bool, monkeyp
         assert history(mirror) == history(unpaused)
 
 
+def test_looking_at_events_keeps_to_its_share_over_the_snapshots() -> None:
+    one = SamplingPace()
+    one.sampling = True
+    share = round(pace.LOOK_SHARE * pace.REFRESH_NS)
+    one.snapshot(0, 0)
+    one.worked(1, 7 * share // 2, 0)  # a single batch took more than three times what there is
+    looks = []
+    for number in range(1, 4):
+        one.snapshot(0, number * pace.REFRESH_NS)
+        looks.append(one.affords)
+    assert looks == [False, False, True]
+
+
 @pytest.mark.asyncio
 async def test_keys_get_a_turn_once_some_work_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
     work_ns, turns = 0, 0

@@ -184,7 +184,7 @@ class SamplingPace:
         """Count a snapshot and the time that it cost."""
         since = mono_ns - self._snapshot_mono if self._snapshot_mono is not None else REFRESH_NS
         self._snapshot_mono = mono_ns
-        self._left_ns = LOOK_SHARE * min(since, S)
+        self._left_ns = min(0.0, self._left_ns) + LOOK_SHARE * min(since, S)
         self._next = mono_ns + max(REFRESH_NS, SNAPSHOT_FACTOR * cpu_ns)
         self._soon = mono_ns + max(URGENT_NS, URGENT_FACTOR * cpu_ns)
 

@@ -480,3 +480,35 @@ def test_the_targets_of_a_console_share_its_memory() -> None:
     ConsoleApp(sessions[0], more=sessions[1:])
     kept = [session.reel.bytes_max for session in sessions if session.reel is not None]
     assert kept == [reel.REEL_BYTES_MAX // 4] * 4
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("name", ["thrash", "preempt-and-resume", "breakpoint-hold", "gap"])
+async def test_the_lanes_of_a_moment_reach_further_back_than_its_stretch(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(seeks, "STRETCH_EVENTS", 150)
+    monkeypatch.setattr(reel, "EVERY_EVENTS", 70)
+    monkeypatch.setattr(spine, "EVERY_EVENTS", 110)
+    tape = Recording.open(RECORDINGS / f"{name}.mcap")
+    rng = random.Random(name)
+    async with consoles(tape, rng) as (live, played):
+        await back(live)
+        playback = played.session.playback
+        assert playback is not None
+        for seq in sorted(rng.sample(range(tape.first_seq + 200, tape.last_seq), 4)):
+            playback.step(seq - playback.position_seq)
+            await played.until(lambda: played.desk.mirror.facts.seq == playback.position_seq + 1)
+            await live.seek(playback.position_seq)
+            lanes = [
+                {(life.slot, life.request, life.closed_ns): [(move.start_ns, move.state) for move in life.moves]
+                 for life in (*console.desk.mirror.past, *console.desk.mirror.lives.values())}
+                for console in (live, played)
+            ]
+            assert lanes[0] == lanes[1]
+            for console in (live, played):
+                console.desk.views, console.desk.current = all_views(), TIMELINE
+                press(console.desk, "z")
+            shown, wanted = (
+                [line.text for line in console.desk.draw(120, 40)][4:-2] for console in (live, played))
+            assert shown == wanted

@@ -26,7 +26,7 @@ from kvbm_console.wire.batches import MalformedBatch, UnreadBatch
 
 from .clock import FeedProgress
 from .coverage import Coverage, SeenGap
-from .history import HISTORY, SKIMMED, History, adopt, urgent
+from .history import HISTORY, SKIMMED, History, Lanes, adopt, urgent
 from .numbers import S
 from .sources import Seen
 from .spine import FIELDS, values_of
@@ -296,17 +296,22 @@ class Mirror(History):
         vars(self).update(vars(other))
         self.version = version
 
-    def let_go(self, mono_ns: int) -> None:
-        """Forget lives, copies and the log: they begin here. The spine goes on."""
-        self._begin(self.facts, {name: getattr(self, name) for name in FIELDS}, self.sources.seen, mono_ns)
+    def let_go(self, mono_ns: int, lanes: Lanes | None = None) -> None:
+        """Forget lives, copies and the log: they begin here, the lives with those of ``lanes``. The spine goes on."""
+        self._begin(self.facts, {name: getattr(self, name) for name in FIELDS}, self.sources.seen, mono_ns, lanes)
 
-    def _begin(self, state: CacheState, values: dict[str, Any], seen: dict[int, Seen], mono_ns: int) -> None:
+    def _begin(
+        self, state: CacheState, values: dict[str, Any], seen: dict[int, Seen], mono_ns: int, lanes: Lanes | None = None
+    ) -> None:
         told = self.sources.told
         self.clear()
         for name, value in values.items():
             setattr(self, name, value)
         self.sources.seen, self.sources.told = seen, told
         self.log_total = 0
+        if lanes is not None:
+            self.lives, self.archive, self.past = lanes.lives, lanes.archive, lanes.past
+            self.halves, self.ended, self.lives_ns = lanes.halves, lanes.ended, lanes.lives_ns
         self.state, self.next_seq, self.seen_ns = state, state.seq, state.at_ns
         adopt(self, state, state.at_ns, mono_ns)
 

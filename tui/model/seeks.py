@@ -1,6 +1,7 @@
 """Seeks: a mirror that is brought to a place of a tape, and the index that makes the past of a place known.
 
-    stand    a place with its past: the spine at a place in front, folded to where the stretch begins, then the stretch
+    stand    a place with its past: the spine at a place in front, folded to where the stretch begins, then the lives
+             of the lanes up to there, then the stretch
     index    one walk over the whole tape, in slices: spines, hits, and findings of lints
 
 Without a spine in front, before the index has come so far, the past of a place begins with its stretch.
@@ -19,8 +20,9 @@ from kvbm_console.core.state import CacheState
 from kvbm_console.stream.feed import Connected, EventsArrived, GapSeen, SnapshotTaken
 from kvbm_console.stream.tape import RunTape
 
+from .history import Lanes
 from .mirror import Mirror
-from .spine import STRETCH_EVENTS, KeptSpines, Spines
+from .spine import LANES_EVENTS, STRETCH_EVENTS, KeptSpines, Spines
 
 SLICE_EVENTS: Final = 400
 """Events folded before keys get a turn: about 4 ms."""
@@ -50,12 +52,33 @@ async def stand(
     if kept is not None:
         mirror.resume(before, kept[1], mono())
         await fold_to(mirror, tape, begin, mono, breathe)
-        mirror.let_go(mono())
+        mirror.let_go(mono(), await lanes_before(tape, begin, breathe))
     await fold_to(mirror, tape, target, mono, breathe, state)
     if mirror.next_seq != target:
         mirror.take(SnapshotTaken(state), mono())
     shown.become(mirror)
     return kept is not None or begin == tape.first_seq
+
+
+async def lanes_before(tape: RunTape, seq: int, breathe: Breathe) -> Lanes | None:
+    """The lives of the ``LANES_EVENTS`` events before event ``seq``; None where they cannot be read up to there."""
+    lanes, seen_ns = Lanes(), 0
+    lanes.next_seq = first = max(tape.first_seq, seq - LANES_EVENTS)
+    try:
+        if first == tape.first_seq:
+            lanes.resume(tape.state_at(first - 1), 0)
+        for events in tape.events(first):
+            wanted = events if events[-1].seq < seq else [event for event in events if event.seq < seq]
+            if not wanted:
+                break
+            if wanted[0].seq != lanes.next_seq:
+                lanes.resume(tape.state_at(wanted[0].seq - 1), seen_ns)
+            lanes.fold(wanted)
+            seen_ns = wanted[-1].at_ns
+            await breathe()
+        return lanes if lanes.next_seq == seq else None
+    except RecordingError:
+        return None
 
 
 async def fold_to(

@@ -19,7 +19,8 @@ from .lints import LintWatch
 def summary_of(service: LeaderService, watch: LintWatch, program: str, name: str) -> DaemonSummary:
     """The summary as of now."""
     state, watching = service.state, watch.turns > 0
-    tiers = {tier.label: tier_row(state, tier) for tier in Tier if any(pool.info.tier is tier for pool in state.pools)}
+    shown = sorted({pool.info.tier for pool in state.shown_pools})
+    tiers = {tier.label: tier_row(state, tier) for tier in shown}
     recorder = None if service.recorder is None else service.recorder.status().state
     return DaemonSummary(
         name=name, program=program, incarnation=service.incarnation, seq=state.seq, at_ns=service.at_ns,

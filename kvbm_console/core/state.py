@@ -204,8 +204,26 @@ class CacheState:
         alike = [other for other in self.pools if (other.info.source, other.info.tier) == (info.source, info.tier)]
         return known.values.get(measure) if len(alike) == 1 else None
 
+    @property
+    def shown_pools(self) -> list[PoolFacts]:
+        """The pools that people are told about: all but the leader's own tiers while no engine uses them.
+
+        They serve an engine of authority ``ENGINE`` alone. Beside engines that are only watched, empty tiers of ours
+        would look like theirs.
+        """
+        found = {pool.info.authority for pool in self.pools}
+        if Authority.ENGINE in found or not (found - {Authority.LEADER} or self.measured):
+            return self.pools
+        return [
+            pool for pool in self.pools
+            if pool.info.authority is not Authority.LEADER or pool.counts[Condition.EMPTY] != pool.capacity
+        ]
+
     def living(self, pools: Sequence[PoolFacts]) -> Sequence[PoolFacts]:
-        """Those of engines that go on; all of them where every engine ended, so that the last stays readable."""
+        """Those of engines that go on; all of them where every engine ended, so that the last stays readable. Tiers
+        that no engine uses are left out."""
+        shown = self.shown_pools
+        pools = pools if shown is self.pools else [pool for pool in pools if pool in shown]
         return [pool for pool in pools if not self.has_ended(pool.info.source)] or pools
 
     def counted(self, pools: Sequence[PoolFacts]) -> Sequence[PoolFacts]:

@@ -146,7 +146,7 @@ def _by_medium(state: CacheState) -> dict[tuple[Tier, str], list[PoolFacts]]:
 def _evictions(scrape: Scrape) -> Iterator[Sample]:
     """Evictions by reason. Tiers that only event streams describe are left out, because streams give no reason."""
     state = scrape.state
-    told = {pool.info.tier for pool in state.pools if pool.info.authority is not Authority.STREAM}
+    told = {pool.info.tier for pool in state.shown_pools if pool.info.authority is not Authority.STREAM}
     for tier in sorted(told):
         yield "kvbm_evicted_blocks_total", state.totals.evicted_blocks[tier - 1], {"tier": tier.label}
     for (tier, rule), blocks in sorted(scrape.evictions.items()):
@@ -164,7 +164,10 @@ _POLICY_GAUGES: Final = (
 def _policies(scrape: Scrape) -> Iterator[Sample]:
     yield "kvbm_policy_offload_threshold", scrape.config.offload_threshold, _BARE
     yield "kvbm_policy_offload_hysteresis", scrape.config.offload_hysteresis, _BARE
+    shown = {pool.info.tier for pool in scrape.state.shown_pools}
     for tier, gauges in scrape.policies.items():
+        if tier not in shown:
+            continue
         labels = {"tier": tier.label, "policy": scrape.config.eviction.policy}
         for name, gauge in _POLICY_GAUGES:
             yield name, gauges.get(gauge), labels

@@ -336,6 +336,21 @@ def test_hits_in_pinned_blocks_are_a_count_of_their_tier() -> None:
     assert (sample[0]["tier"], sample[1]) == ("g2", 2)
 
 
+def test_own_tiers_that_no_engine_uses_have_no_sample_beside_a_watched_engine() -> None:
+    leader = Leader(LeaderConfig(g2_blocks=64, g3_blocks=128))
+    for number, (tier, places) in enumerate(((Tier.G2, 64), (Tier.G3, 128))):
+        leader.handle(PoolDeclared(number, 0, 0, None, 0, 0, tier, tier.label, places, 16, Authority.LEADER))
+
+    def tiers() -> set[str]:
+        page = render(collect(scrape_of(leader, at_ns=0, subscribers=0, ring_bytes=0, recorder=None, streams=())))
+        return {labels["tier"] for name, samples in parse(page).items() for labels, _ in samples
+                if name.startswith(("kvbm_tier_", "kvbm_evicted_", "kvbm_policy_")) and "tier" in labels}
+
+    assert tiers() == {"g2", "g3"}
+    leader.handle(PoolDeclared(2, 0, 1, None, 0, 0, Tier.G1, "GPU", 32, 16, Authority.OBSERVED))
+    assert tiers() == {"g1"}
+
+
 def test_what_only_an_event_stream_tells_is_left_out_rather_than_shown_as_zero() -> None:
     leader = Leader(LeaderConfig(g2_blocks=0, g3_blocks=0))
     leader.handle(PoolDeclared(0, 0, 1, None, 0, 0, Tier.G1, "GPU", None, 16, Authority.STREAM))

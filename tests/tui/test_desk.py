@@ -8,6 +8,7 @@ from kvbm_console.core import events as ev
 from kvbm_console.core.columns import pack_hashes
 from kvbm_console.core.ids import Authority, SlotState, Tier
 from kvbm_console.core.state import CacheState
+from kvbm_console.stream.document import tier_row
 from kvbm_console.stream.feed import Disconnected, EventsArrived, FeedItem, GapSeen, SnapshotTaken
 from tests.tui.desks import FakeActions, desk_of, everything, screen
 from tests.tui.script import MS, Mono, S, Script, connected, opening, story
@@ -593,3 +594,26 @@ def test_tables_of_numbers_change_eight_times_a_second_while_events_come_too_fas
     rate = 100_000
     second()
     assert second() == pytest.approx(FAST_HZ + 3, abs=2)
+
+
+@pytest.mark.parametrize("authority", [Authority.OBSERVED, Authority.STREAM, Authority.ENGINE])
+def test_own_tiers_that_no_engine_uses_are_not_shown_beside_a_watched_engine(authority: Authority) -> None:
+    script = Script()
+    script.emit(ev.PoolKnown, 0, 0, 0, 0, Tier.G2, "CPU_PINNED", 128, 16, Authority.LEADER)
+    script.emit(ev.PoolKnown, 1, 0, 0, 0, Tier.G3, "DISK", 256, 16, Authority.LEADER)
+    assert script.state.shown_pools == script.state.pools, "without an engine they are all there is"
+    script.emit(ev.PoolKnown, 2, 5, 0, 0, Tier.G1, "GPU", 64, 16, authority)
+    script.emit(ev.PoolKnown, 3, 5, 0, 0, Tier.G2, "CPU", 32, 16, authority)
+    if authority is not Authority.STREAM:
+        script.open("a", source=5)
+    uses = authority is Authority.ENGINE
+    assert [pool.info.pool for pool in script.state.shown_pools] == ([0, 1, 2, 3] if uses else [2, 3])
+    desk = desk_of(script)
+    for view in "16":
+        press(desk, view)
+        told = "\n".join(line.text for size in ((80, 24), (120, 40), (200, 60)) for line in desk.draw(*size))
+        assert ("/256" in told) == uses, view
+        assert ("/128" in told) == uses, view
+    tier = tier_row(script.state, Tier.G2)
+    assert tier["capacity_blocks"] == (160 if uses else 32)
+    assert tier_row(script.state, Tier.G3)["capacity_blocks"] == (256 if uses else 0)

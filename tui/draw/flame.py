@@ -115,7 +115,7 @@ class _Sizes:
 
 def nearest(state: CacheState, hashes: Sequence[int]) -> bytes:
     """The nearest tier that has each block, ``GONE`` for none."""
-    tiers = sorted({pool.info.tier for pool in state.pools})
+    tiers = sorted({pool.info.tier for pool in state.shown_pools})
     known = [(int(tier), [pool.by_hash for pool in state.pools if pool.info.tier is tier]) for tier in tiers]
     if all(len(pools) == 1 for _, pools in known) and len(known) <= 2:
         first = known[0][1][0] if known else {}

@@ -90,7 +90,7 @@ def worth_of(state: CacheState, prices: Prices) -> list[TierWorth]:
     """The worth of each lower tier, near tiers first."""
     totals = state.totals
     found = []
-    for tier in sorted({pool.info.tier for pool in state.pools} - {Tier.G1}):
+    for tier in sorted({pool.info.tier for pool in state.shown_pools} - {Tier.G1}):
         block_tokens = next(pool.info.block_tokens for pool in state.pools if pool.info.tier is tier)
         into = [route for route in Route if route.target is tier and route.source < tier]
         out = [route for route in Route if route.source is tier and route.target < tier]

@@ -77,7 +77,7 @@ def tiers_section(desk: Desk, state: CacheState, width: int, *, trends: bool = T
     if trends:
         head.to(end + 40).put("60 s", "faint")
     lines = [head.line("" if desk.tall else "bar")]
-    for pool in sorted(state.pools, key=lambda pool: (pool.info.tier, pool.info.pool)):
+    for pool in sorted(state.shown_pools, key=lambda pool: (pool.info.tier, pool.info.pool)):
         lines.append(_tier_line(desk, state, pool, bar, spark if trends else 0))
     return lines
 
@@ -223,7 +223,7 @@ def charts_section(desk: Desk, state: CacheState, width: int, number: int, rows:
     asked, hits = flows.hit_shares(desk.now_ns)
     rate = bars.chart("HIT RATE", f"{shares(hits, asked)[0]} %" if asked else "–", flows.hit_rate.last(600),
                       desk.known_s, rows, pitch - 11, desk.glyphs)
-    pools = sorted(state.pools, key=lambda pool: pool.info.tier)[: number - 1]
+    pools = sorted(state.shown_pools, key=lambda pool: pool.info.tier)[: number - 1]
     return beside(occupancy_charts(desk, pools, width, number, rows), rate, len(pools) * pitch)
 
 

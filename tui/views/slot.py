@@ -332,7 +332,7 @@ def _prompt(desk: Desk, life: Life, slot: SlotFacts | None, width: int) -> list[
     prompt = prompt_of(desk.mirror.state, slot)
     bar = Row().put(" ").spans(prompt_bar(prompt, width - 1, desk.glyphs))
     size = prompt.block_tokens
-    present = {pool.info.tier for pool in desk.mirror.state.pools}
+    present = {pool.info.tier for pool in desk.mirror.state.shown_pools}
     generated = max(0, prompt.reached - slot.prompt_tokens)
     for gap in ("   ", "  ", " "):  # the widest legend that fits whole
         legend = Row().put(" ")

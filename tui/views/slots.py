@@ -202,7 +202,7 @@ class Slots(View):
         seen here; it never shrinks again, so that the columns stand still."""
         names = max((len(plain(state.slots[each].request)) for each in numbers if each in state.slots), default=0)
         self._names = max(self._names, names)
-        tiers = {pool.info.tier for pool in state.pools}
+        tiers = {pool.info.tier for pool in state.shown_pools}
         columns = [column for column in SHOWN if column.name not in _LOWER or Tier[column.name] in tiers]
         places = table.layout(columns, width)
         spare = next((size for column, _, size in places if column is WAITS), 0) - WAITS_LEAST

@@ -68,7 +68,7 @@ class Tiers(View):
         if not state.pools:
             return [Row().put(" No pool is known yet.", "muted").line()]
         lines = engines_section(desk, state, width)
-        pools = [pool for pool in state.pools if pool.info.authority is not Authority.STREAM]
+        pools = [pool for pool in state.shown_pools if pool.info.authority is not Authority.STREAM]
         if pools:
             lines += [BLANK] if lines and desk.tall else []
             curve = curve_section(desk, state, width - 1)

@@ -434,7 +434,7 @@ def _stamps(desk: Desk, transfer: Transfer, width: int) -> list[Line]:
 def known_routes(desk: Desk) -> list[Route]:
     """The routes between the pools that exist, and every route that was used; near routes first."""
     state = desk.mirror.state
-    tiers = {pool.info.tier for pool in state.pools} if state is not None else set()
+    tiers = {pool.info.tier for pool in state.shown_pools} if state is not None else set()
     usual = [Route.G1_G2, Route.G2_G1, Route.G2_G3, Route.G3_G1, Route.G3_G2]
     seen = set(desk.mirror.flows.routes) | {transfer.route for transfer in desk.mirror.transfers.values()}
     wanted = {route for route in usual if route.source in tiers and route.target in tiers} | seen

@@ -52,9 +52,9 @@ SLO_NS_MAX: Final = 86_400 * SECOND_NS
 @click.option("--cleanup", type=click.Choice(get_args(Cleanup)), default="end", show_default=True,
               help="When the blocks of finished requests are given up: at the end, never, or with each request. "
                    "The output is the same.")
-@click.option("--stats-every", type=int, default=10, show_default=True, metavar="N",
-              help="A stats line on stderr every N iterations, and after reset, prefill, decode and clean-up; 0 for "
-                   "none.")
+@click.option("--stats-every", type=int, default=0, metavar="N",
+              help="A stats line on stderr every N iterations, and after reset, prefill, decode and clean-up.  "
+                   "[default: none]")
 @click.option("--slo-ttft", type=Duration(1, SLO_NS_MAX, "from 1ns to 24h"), metavar="TIME",
               help="Goodput counts requests whose first token comes within this.")
 @click.option("--slo-itl", type=Duration(1, SLO_NS_MAX, "from 1ns to 24h"), metavar="TIME",

@@ -253,7 +253,7 @@ class SimulateOptions(CacheOptions, frozen=True, kw_only=True):
     cleanup: Cleanup = "end"
     """Time at which records of finished requests are dropped: at their end (``incremental``), at the end of the run
     (``end``), or never (``none``). Except for ``none``, the tiers are cleared at the end. The output is the same."""
-    stats_every: int = 10
+    stats_every: int = 0
     seed: int | None = None
     with_bytes: Path | None = None
     """Directory of the disk tier of an engine whose blocks have bytes."""

@@ -179,7 +179,7 @@ def test_compare_ends_with_its_workers(tmp_path: Path) -> None:
 
 def test_simulate_ends(tmp_path: Path) -> None:
     command = (PROGRAM, "simulate", "--trace", "multiturn:requests=100000,sessions=8", "--total-kv-blocks", "400",
-               "--kv-cpu-blocks", "400")
+               "--kv-cpu-blocks", "400", "--stats-every", "10")
     with Running(tmp_path, *command) as running:
         assert running.process.stderr is not None
         assert running.process.stderr.readline()

@@ -130,7 +130,7 @@ def compare(
     pair_wanted = None if wanted is None else (cells[wanted[0]], cells[wanted[1]])
     _print(cells, pair_wanted, options, cache_only, form, curve, slower)
     if plot is not None:
-        draw(plot, cells, options.trace, curve, options.block_bytes)
+        draw(plot, cells, trace_name(options.trace), curve, options.block_bytes, _machine(recorded))
         warn(f"drawn into {plot}")
     warn(f"{runs} runs in {time.perf_counter() - started:.2f} s")
     return 0
@@ -315,15 +315,23 @@ def require_plot(path: Path) -> None:
         raise missing("--plot", "plot", LIBRARY)
 
 
-def draw(path: Path, cells: "list[Cell]", title: str, curve: list[tuple[int, float]], block_bytes: int) -> None:
+def draw(
+    path: Path, cells: "list[Cell]", title: str, curve: list[tuple[int, float]], block_bytes: int,
+    here: int | None = None,
+) -> None:
     """A curve for each policy over device and host memory together, in the band between LRU and the optimum.
 
-    The same cells give the same picture. ``curve`` is the exact LRU curve, or empty.
+    The same cells give the same picture. ``curve`` is the exact LRU curve, or empty, and ``here`` the blocks of the
+    recorded machine.
     """
     figure, axes = _figure()
     curves: dict[str, list[tuple[float, float]]] = {}
-    if curve:
-        curves["LRU, exact"] = [(_gib(x, block_bytes), 100 * y) for x, y in curve]
+    sizes = [cell.total_kv_blocks + cell.kv_cpu_blocks for cell in cells if cell.hit_rate is not None]
+    if curve and sizes and curve[-1][0] < max(sizes):
+        curve = [*curve, (max(sizes), curve[-1][1])]  # it ends where nothing is evicted any more
+    shown = [(_gib(x, block_bytes), 100 * y) for x, y in curve if x * NEAR >= min(sizes, default=0)]
+    if shown:
+        curves["LRU, exact"] = shown
     for cell in cells:
         if cell.hit_rate is not None:
             point = (_gib(cell.total_kv_blocks + cell.kv_cpu_blocks, block_bytes), 100 * cell.hit_rate)
@@ -341,11 +349,31 @@ def draw(path: Path, cells: "list[Cell]", title: str, curve: list[tuple[int, flo
     lru, best = dict(curves.get("simple_lru", ())), dict(curves.get("belady", ()))
     both = sorted(lru.keys() & best.keys())
     axes.fill_between(both, [lru[x] for x in both], [best[x] for x in both], color="black", alpha=0.07)
+    if here is not None:
+        axes.axvline(_gib(here, block_bytes), color="black", linewidth=1.5, linestyle=":")
+        axes.annotate("you are here", xy=(_gib(here, block_bytes), 0.02), xycoords=("data", "axes fraction"),
+                      xytext=(6, 0), textcoords="offset points", fontweight="bold")
     ticks = sorted({x for label, points in curves.items() if label != "LRU, exact" for x, _ in points})[:TICKS_MAX]
     axes.set_xscale("log")
     axes.set_xticks(ticks, [_size(tick) for tick in ticks])
     axes.minorticks_off()
     _save(path, figure, axes, title, ends, [y for points in curves.values() for _, y in points])
+
+
+def trace_name(trace: str) -> str:
+    """The trace as a title has it: without the directory of its file.
+
+    >>> trace_name("mooncake:/data/chats.jsonl"), trace_name("multiturn:requests=9"), trace_name("a/b.jsonl")
+    ('mooncake:chats.jsonl', 'multiturn:requests=9', 'b.jsonl')
+    """
+    kind, colon, place = trace.partition(":")
+    return f"{kind}{colon}{Path(place).name}" if colon and kind != "multiturn" else trace if colon else Path(trace).name
+
+
+def _machine(recorded: dict[str, Any]) -> int | None:
+    """Blocks of device and host of the machine that made the recording; None for another trace."""
+    blocks = recorded.get("total_kv_blocks")
+    return None if blocks is None else int(blocks) + int(recorded.get("kv_cpu_blocks") or 0)
 
 
 def draw_curve(

@@ -15,6 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 from kvbm_console.analysis.anonymous import anonymous
+from kvbm_console.analysis.colours import DARK, LIGHT
 from kvbm_console.analysis.export import export
 from kvbm_console.analysis.export.html import PAGE, _Prompts
 from kvbm_console.analysis.walk import evidence_of, walk
@@ -78,6 +79,16 @@ def test_a_page_has_every_event_and_request(name: str, tmp_path: Path) -> None:
     opened = {event.request for event in known if isinstance(event, SlotOpened)}
     assert {slot["request"] for slot in run["slots"]} >= (opened if not recording.gaps else set())
     assert not re.search("https?://", (tmp_path / f"{name}.html").read_text(encoding="utf-8"))
+
+
+def test_a_page_has_the_colours_of_the_console(tmp_path: Path) -> None:
+    page = page_of(ROOT / "recordings" / f"{NAMES[0]}.mcap", tmp_path).read_text(encoding="utf-8")
+    for colours in (DARK, LIGHT):
+        for name, role in (("g1", "g1"), ("g2", "g2"), ("g3", "g3"), ("caution", "caution"), ("prefill", "fill.prefill"),
+                           ("decode", "fill.decode"), ("preempted", "preempted"), ("bg", "background")):
+            assert f" --{name}:{colours[role]};" in page
+    wanted = set(re.findall(r"var\(--([a-z0-9]+)\)", page)) | set(re.findall(r'css\("--([a-z0-9]+)"\)', page))
+    assert wanted <= set(re.findall(r" --([a-z0-9]+):#", page))
 
 
 def test_a_hundred_thousand_events_stay_below_two_megabytes(tmp_path: Path) -> None:

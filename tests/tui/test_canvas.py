@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from rich.color import ColorSystem
 from rich.console import Console
 
+from kvbm_console.analysis.colours import DARK, LIGHT
 from tui.canvas import Canvas
 from tui.draw.spans import Line, Span
-from tui.theme import DARK, LIGHT, THEMES, Theme
+from tui.theme import THEMES, Theme
 
 ROLES = ("text", "muted", "fault", "title", "pill.ok", "heldbox", "fill.g1", "decode.u", "text@sel", "cursor", "gap")
 LINES = st.builds(

@@ -4,6 +4,7 @@
 import msgspec
 import pytest
 
+from kvbm_console.analysis.colours import DARK, LIGHT
 from kvbm_console.core import events as ev
 from kvbm_console.core.columns import pack_hashes
 from kvbm_console.core.ids import Authority, SlotState, Tier
@@ -21,7 +22,7 @@ from tui.model.slots import SlotOrder
 from tui.model.timeline import LIVES, LifeOrder
 from tui.model.waits import sentences
 from tui.source import Kept
-from tui.theme import DARK, LIGHT, THEMES, Theme
+from tui.theme import THEMES, Theme
 
 SIZES = [(60, 16), (80, 24), (99, 30), (110, 36), (120, 40), (160, 45), (200, 50), (200, 60), (250, 80)]
 

@@ -7,12 +7,12 @@ from html import escape
 from itertools import groupby
 from typing import Final
 
+from kvbm_console.analysis.colours import DARK
 from kvbm_console.analysis.prefix_map import MapNode, PrefixMap
 from kvbm_console.core.ids import Tier
 from kvbm_console.core.state import CacheState
 
 from ..model.numbers import count, plain, plural, spoken
-from ..theme import DARK
 from .flame import GONE, Box, Figures, figures, lay_out
 
 WIDTH: Final = 1_200

@@ -18,6 +18,7 @@ from typing import IO, Any, Final
 
 import msgspec
 
+from kvbm_console.analysis.colours import style_sheet
 from kvbm_console.analysis.diagnosis import diagnose, document
 from kvbm_console.analysis.export.rows import Consumer, EventRow, HoldSpan, Rows, StateSpan, TierSample, TransferSpan
 from kvbm_console.analysis.requests import Requests, RequestSummary
@@ -31,6 +32,8 @@ from kvbm_console.core.state import CacheState
 from kvbm_console.stream.feed import GapSeen
 
 PAGE: Final = Path(__file__).with_name("page.html")
+COLOURS: Final = b"/* colours */"
+"""The place of the variables in the style sheet of the page."""
 DATA: Final = b"<!-- data -->"
 EVENTS_MAX: Final = 100_000
 """Events of a page: it then has less than 2 MB, and a browser draws it at once."""
@@ -57,7 +60,8 @@ def write_html(evidence: Evidence, file: IO[bytes], progress: Progress | None = 
         "prompts_left_out": prompts.left_out,
     }
     packed = base64.b64encode(zlib.compress(msgspec.json.encode(run), 9))
-    before, _, after = PAGE.read_bytes().partition(DATA)
+    sheet = PAGE.read_bytes().replace(COLOURS, style_sheet().encode())
+    before, _, after = sheet.partition(DATA)
     file.write(before + b'<script id="data" type="text/plain">' + packed + b"</script>" + after)
     return len(page.events)
 

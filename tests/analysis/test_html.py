@@ -84,8 +84,8 @@ def test_a_page_has_every_event_and_request(name: str, tmp_path: Path) -> None:
 def test_a_page_has_the_colours_of_the_console(tmp_path: Path) -> None:
     page = page_of(ROOT / "recordings" / f"{NAMES[0]}.mcap", tmp_path).read_text(encoding="utf-8")
     for colours in (DARK, LIGHT):
-        for name, role in (("g1", "g1"), ("g2", "g2"), ("g3", "g3"), ("caution", "caution"), ("prefill", "fill.prefill"),
-                           ("decode", "fill.decode"), ("preempted", "preempted"), ("bg", "background")):
+        for name, role in (("g1", "g1"), ("g2", "g2"), ("g3", "g3"), ("caution", "caution"), ("bg", "background"),
+                           ("prefill", "fill.prefill"), ("decode", "fill.decode"), ("preempted", "preempted")):
             assert f" --{name}:{colours[role]};" in page
     wanted = set(re.findall(r"var\(--([a-z0-9]+)\)", page)) | set(re.findall(r'css\("--([a-z0-9]+)"\)', page))
     assert wanted <= set(re.findall(r" --([a-z0-9]+):#", page))

@@ -51,7 +51,7 @@ def test_durations_in_sentences(ns: int | None, text: str) -> None:
 
 
 @pytest.mark.parametrize(("value", "text"), [
-    (0, "0"), (9_999, "9999"), (10_000, "10.0k"), (11_987, "11.9k"), (126_195, "126k"), (1_249_000, "1.24M"),
+    (0, "0"), (9_999, "9,999"), (10_000, "10.0k"), (11_987, "11.9k"), (126_195, "126k"), (1_249_000, "1.24M"),
     (None, "–"),
 ])
 def test_counts_in_columns(value: int | None, text: str) -> None:

@@ -10,7 +10,7 @@ from kvbm_console.core.snapshots import decode_facts, encode_facts
 from kvbm_console.stream.feed import EventsArrived, Heartbeat, SnapshotTaken
 from tests.tui.script import S, Script, connected
 from tui.desk import Desk
-from tui.model.clock import APART_NS, DRIFT_NS, Times
+from tui.model.clock import APART_NS, BEATS_LATE, DRIFT_NS, Times
 from tui.model.mirror import Mirror
 from tui.views import all_views
 
@@ -62,8 +62,22 @@ def test_walls_may_differ_a_little_and_drift_hardly(apart: int, drift: int) -> N
     times = Times(utc=True)
     times.look(ANCHOR, False, object(), 0, ANCHOR - apart)
     assert times.wall is (abs(apart) <= APART_NS)
-    times.look(ANCHOR, False, object(), S, ANCHOR - apart + S - drift)
+    for _ in range(BEATS_LATE):  # a single late heartbeat is no drift
+        times.look(ANCHOR, False, object(), S, ANCHOR - apart + S - drift)
     assert times.wall is (abs(apart + drift) <= APART_NS and abs(drift) <= DRIFT_NS)
+
+
+def test_late_heartbeats_do_not_change_the_clock_and_a_change_is_final() -> None:
+    times = Times(utc=True)
+    for second in range(60):  # three of four come ten seconds late
+        times.look(ANCHOR, False, object(), second * S, ANCHOR + second * S + (10 * S if second % 4 else 0))
+        assert times.wall
+    for second in range(60, 90):  # the engine runs at half the speed, then at the full speed
+        times.look(ANCHOR, False, object(), 60 * S + (second - 60) * S // 2, ANCHOR + second * S)
+    assert not times.wall
+    for second in range(90, 120):
+        times.look(ANCHOR, False, object(), second * S, ANCHOR + second * S)
+        assert not times.wall
 
 
 def test_one_heartbeat_is_compared_once_however_long_it_stays_the_last() -> None:

@@ -29,6 +29,8 @@ BATCHES_MAX: Final = 512
 APART_NS: Final = 5 * S
 """Limit between this wall clock and the target's. Machines whose logs are compared are less apart, and a simulated
 engine on a busy machine soon is more."""
+BEATS_LATE: Final = 8
+"""Heartbeats of which at least one comes in time, however busy the machine is."""
 DRIFT_NS: Final = 2 * S
 """The same apart, since the first heartbeat: heartbeats come late by less."""
 
@@ -150,6 +152,10 @@ class Times:
         self.utc = utc
         self._zone: tzinfo | None = UTC if utc else None
         self._anchor: int | None = None
+        self._lately: deque[int] = deque(maxlen=BEATS_LATE)
+        """How far the target's time was before this wall clock at the last heartbeats."""
+        self._over = False
+        """True once the times proved to be no times of day: then they stay so."""
         self._beat: object = None
         self._first: int | None = None
         self.wall = False
@@ -161,15 +167,19 @@ class Times:
         ``beat`` is the heartbeat itself, None before the first heartbeat; a newer heartbeat is another object.
         """
         if anchor_ns != self._anchor:
-            self._anchor, self._first, self._beat = anchor_ns, None, None
+            self._anchor, self._first, self._beat, self._over = anchor_ns, None, None, False
+            self._lately.clear()
             self.wall = anchor_ns is not None and recording
         if anchor_ns is None or recording or beat is None or beat is self._beat:
             return
         self._beat = beat
         apart = anchor_ns + beat_ns - wall_ns
+        self._lately.append(apart)
         if self._first is None:
             self._first = apart
-        self.wall = abs(apart) <= APART_NS and abs(apart - self._first) <= DRIFT_NS
+        best = max(self._lately)  # a busy machine brings heartbeats late, and never early
+        before, self.wall = self.wall, not self._over and abs(best) <= APART_NS and abs(best - self._first) <= DRIFT_NS
+        self._over = self._over or (before and not self.wall)
 
     def _at(self, at_ns: int) -> datetime | None:
         if not self.wall or self._anchor is None:

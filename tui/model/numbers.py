@@ -105,16 +105,16 @@ def count(value: int | None) -> str:
 
 
 def brief(value: float | None) -> str:
-    """A number for columns: ``9999``, then ``11.9k``, ``1.24M``.
+    """A number for columns: ``9,999``, then ``11.9k``, ``1.24M``.
 
     >>> brief(9999), brief(11_987), brief(1_249_000), brief(0)
-    ('9999', '11.9k', '1.24M', '0')
+    ('9,999', '11.9k', '1.24M', '0')
     """
     if value is None:
         return UNKNOWN
     whole = int(value)
     if whole < 10_000:
-        return str(whole)
+        return f"{whole:,}"
     for unit, letter in ((1_000, "k"), (1_000_000, "M"), (1_000_000_000, "G")):
         if whole < unit * 1_000:
             return _three(whole, unit) + letter

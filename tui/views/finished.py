@@ -47,6 +47,26 @@ class Done:
         first = next((move.start_ns for move in moves if move.state is SlotState.DECODING), None)
         return None if first is None else first - self.life.opened_ns
 
+    def stay_ns(self, state: SlotState) -> int | None:
+        """The time that it spent in a state."""
+        life = self.life
+        if not self.whole or life.closed_ns is None:
+            return None
+        ends = [*life.starts[1:], life.closed_ns]
+        return sum(end - move.start_ns for move, end in zip(life.moves, ends, strict=True) if move.state is state)
+
+    @cached_property
+    def waited_ns(self) -> int | None:
+        """From its arrival to its first prefill."""
+        moves = self.life.moves if self.whole else []
+        first = next((move.start_ns for move in moves if move.state is SlotState.PREFILLING), None)
+        return None if first is None else first - self.life.opened_ns
+
+    @property
+    def held_ns(self) -> int:
+        """The time for which breakpoints held it."""
+        return sum((stay.end_ns or stay.start_ns) - stay.start_ns for stay in self.life.stays)
+
     @property
     def scored(self) -> ev.PrefixScored | None:
         """Its last admission."""
@@ -109,7 +129,7 @@ ENDED: Final[Column[Done]] = Column(
     order="last ended", key=lambda done: (-(done.life.closed_ns or 0),), title="ended_ns",
     value=lambda done: done.life.closed_ns)
 REQUEST: Final[Column[Done]] = Column(
-    name="REQUEST", gap=2, width=lambda width: 22 if width < 100 else 32,
+    name="REQUEST", gap=2, width=lambda width: 22 if width < 100 else 32 if width < 150 else 48,
     cell=lambda done, size, glyphs: [words.request(done.life.request, size, "text")],
     order="request", key=lambda done: (done.life.request,), title="request", value=lambda done: done.life.request)
 TOOK: Final[Column[Done]] = Column(
@@ -136,7 +156,23 @@ PREEMPTED: Final[Column[Done]] = Column(
 REASON: Final[Column[Done]] = Column(
     name="END", gap=2, cell=lambda done, size, glyphs: [Span(cut(_ending(done), size), "muted")],
     title="reason", value=lambda done: "" if done.reason is None else done.reason.label)
-SHOWN: Final = (ENDED, REQUEST, TOOK, TTFT, BLOCKS, HIT, G1, G2, G3, PREEMPTED, REASON)
+WAITED: Final[Column[Done]] = Column(
+    name="WAITED", width=7, right=True, gap=2, from_width=150, cell=lambda done, size, glyphs: _time(done.waited_ns),
+    title="waited_ns", value=lambda done: done.waited_ns)
+PREFILL: Final[Column[Done]] = Column(
+    name="PREFILL", width=7, right=True, gap=2, from_width=150,
+    cell=lambda done, size, glyphs: _time(done.stay_ns(SlotState.PREFILLING)),
+    title="prefill_ns", value=lambda done: done.stay_ns(SlotState.PREFILLING))
+DECODE: Final[Column[Done]] = Column(
+    name="DECODE", width=7, right=True, gap=2, from_width=150,
+    cell=lambda done, size, glyphs: _time(done.stay_ns(SlotState.DECODING)),
+    title="decode_ns", value=lambda done: done.stay_ns(SlotState.DECODING))
+HELD: Final[Column[Done]] = Column(
+    name="HELD", width=6, right=True, gap=2, from_width=150,
+    cell=lambda done, size, glyphs: _time(done.held_ns) if done.held_ns else [Span("·", "faint")],
+    title="held_ns", value=lambda done: done.held_ns)
+SHOWN: Final = (
+    ENDED, REQUEST, TOOK, TTFT, WAITED, PREFILL, DECODE, HELD, BLOCKS, HIT, G1, G2, G3, PREEMPTED, REASON)
 SCHEMA: Final = with_fields(LIVES, *fields_of((TTFT,)))
 
 FILTER_MIN: Final = 8
@@ -150,6 +186,7 @@ class FinishedList(View):
     needs_requests = "This list has the requests that ended last."
     words = (
         ("TOOK", "from the arrival to the end"), ("TTFT", "from the arrival to the first token"),
+        ("WAITED", "from the arrival to the first prefill"),
         ("HIT", "blocks of the prompt that were found, at the last admission"),
         ("PRE", "how often it lost its device blocks and began again"),
     )

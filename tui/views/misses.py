@@ -28,6 +28,8 @@ NAMES: Final = {
     Fate.EVICTED: ("evicted", "evicted from the last tier that had it"),
     Fate.UNSEEN: ("never seen", "not stored before, as far as this console saw"),
 }
+CHART_MAX: Final = 48
+"""Rows of the chart; a screen of 60 rows is full then."""
 ROLES: Final = {
     Fate.G1: "g1", Fate.G2: "g2", Fate.G3: "g3", Fate.G4: "g4", Fate.UNUSABLE: "initialized",
     Fate.LATE: "onboard", Fate.NOT_OFFLOADED: "caution", Fate.EVICTED: "seam", Fate.UNSEEN: "gone",
@@ -81,8 +83,8 @@ class Misses(View):
         if not fates.asked:
             return [*lines, Row().put(" No admission was seen yet.", "muted").line()]
         below = self._culprits(desk, fates, width) if self.open is not None else self._bands(desk, fates, width)
-        room = height - 1 - min(len(below), max(11, height // 2)) - 1
-        lines += [*chart(desk, width, max(3, min(room, 16))), *([BLANK] if desk.tall else [])]
+        room = height - 2 - desk.tall - min(len(below), max(11, height // 2))
+        lines += [*chart(desk, width, max(3, min(room, CHART_MAX))), *([BLANK] if desk.tall else [])]
         left = height - len(lines)
         self.top = min(self.top, max(0, len(below) - left)) if self.open is not None else 0
         return [*lines, below[0], *below[1 + self.top :]][:height]

@@ -125,7 +125,7 @@ def flows_section(
         p50, p99 = known.times(now) if known is not None else (None, None)
         row = Row().put(" ").spans([words.route(route)])
         row.right(flow(known.blocks.rate(now) if known else 0, mirror.block_bytes), 21)
-        row.right(str(queued), 29, "caution" if route in slow else "text").right(str(moving), 37)
+        row.right(count(queued), 29, "caution" if route in slow else "text").right(count(moving), 37)
         row.right(duration(p50), 45).right(duration(p99), 53, "caution" if route in slow else "text")
         if trends and known is not None:
             row.to(55).spans(desk.trend(known.blocks.last(60, now), 16))
@@ -176,7 +176,7 @@ def engine_section(desk: Desk, state: CacheState, cells: int) -> list[Line]:
     """Step time, tokens in a second of the engine's clock, events in a step."""
     mirror, now = desk.mirror, desk.now_ns
     step = mirror.step_ns()
-    head = desk.title("ENGINE", f"step {spoken(step)}, {state.running} of {len(state.slots)} scheduled")
+    head = desk.title("ENGINE", f"step {spoken(step)}, {count(state.running)} of {count(len(state.slots))} scheduled")
     lines = [Line(tuple(head.spans[1:]), head.ground)]
     tokens, events = mirror.flows.tokens, mirror.flows.events
     rate = events.rate(now)

@@ -62,7 +62,7 @@ def _dense(number: int) -> list[Span]:
 
 def _blocks(tier: Tier) -> Column[SlotRow]:
     return Column(
-        name=tier.name, width=5 if tier is Tier.G1 else 4, right=True, from_width=112,
+        name=tier.name, width=5, right=True, from_width=112,
         cell=lambda row, size, glyphs: _dense(row.blocks(tier)),
         title=f"{tier.name.lower()}_blocks", value=lambda row: row.blocks(tier),
     )

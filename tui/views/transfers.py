@@ -285,7 +285,7 @@ class Transfers(View):
         ]
         if not rows:
             word = "match" if TRANSFERS in desk.filters else "open"
-            shown = [Row().put(f" No transfer {word}, {len(mirror.ended)} ended.", "muted").line()]
+            shown = [Row().put(f" No transfer {word}, {count(len(mirror.ended))} ended.", "muted").line()]
         lines += [*shown, *fold]
         if feet:
             lines += [Line()] * (height - len(lines) - len(feet))
@@ -302,7 +302,7 @@ class Transfers(View):
         wanted = desk.filters.get(TRANSFERS)
         if wanted is not None:
             row.put(f"   / {cut(wanted.text, max(8, width - row.x - 20))}", "text")
-            row.put(f"   {len(rows)} match", "muted")
+            row.put(f"   {count(len(rows))} match", "muted")
         return row.line("" if desk.tall else "bar", width)
 
     def _routes(self, desk: Desk, width: int) -> list[Line]:
@@ -322,7 +322,7 @@ class Transfers(View):
             known = mirror.flows.routes.get(route)
             queued, moving = route_numbers(desk, route)
             p50, p99 = known.times(now) if known is not None else (None, None)
-            row = Row().put(" ").spans([words.route(route)]).right(str(queued), 16).right(str(moving), 23)
+            row = Row().put(" ").spans([words.route(route)]).right(count(queued), 16).right(count(moving), 23)
             rate = flow(known.blocks.rate(now) if known is not None else 0, each, " " if wide else "")
             row.right(rate, rate_end).right(duration(p50), rate_end + 6).right(duration(p99), rate_end + 12)
             if known is not None:
@@ -407,7 +407,7 @@ def _histogram(ordered: list[int], cells: int, desk: Desk) -> list[Span]:
 def _folded(skipped: dict[str, int], width: int) -> Line:
     total = sum(skipped.values())
     parts = ", ".join(f"{reason} {number}" for reason, number in sorted(skipped.items(), key=lambda kv: -kv[1]))
-    return Row().put(cut(f"    {total} skipped in 10 s: {parts}", width - 1), "faint").line()
+    return Row().put(cut(f"    {count(total)} skipped in 10 s: {parts}", width - 1), "faint").line()
 
 
 def _stamps(desk: Desk, transfer: Transfer, width: int) -> list[Line]:

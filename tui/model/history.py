@@ -534,7 +534,7 @@ LANES: Final[dict[type[ev.Event], Callable[[Any, Any], object]]] = {
 """The handlers of the events that make lives, without their copies: a twentieth of all events or fewer."""
 
 
-class Lanes(History):
+class PastLives(History):
     """The lives of live and of recently finished slots, folded without facts."""
 
     def resume(self, state: CacheState, seen_ns: int) -> None:

@@ -26,7 +26,7 @@ from kvbm_console.wire.batches import MalformedBatch, UnreadBatch
 
 from .clock import FeedProgress
 from .coverage import Coverage, SeenGap
-from .history import HISTORY, SKIMMED, History, Lanes, adopt, urgent
+from .history import HISTORY, SKIMMED, History, PastLives, adopt, urgent
 from .numbers import S
 from .sources import Seen
 from .spine import FIELDS, values_of
@@ -296,12 +296,12 @@ class Mirror(History):
         vars(self).update(vars(other))
         self.version = version
 
-    def let_go(self, mono_ns: int, lanes: Lanes | None = None) -> None:
+    def let_go(self, mono_ns: int, lanes: PastLives | None = None) -> None:
         """Forget lives, copies and the log: they begin here, the lives with those of ``lanes``. The spine goes on."""
         self._begin(self.facts, {name: getattr(self, name) for name in FIELDS}, self.sources.seen, mono_ns, lanes)
 
     def _begin(
-        self, state: CacheState, values: dict[str, Any], seen: dict[int, Seen], mono_ns: int, lanes: Lanes | None = None
+        self, state: CacheState, values: dict[str, Any], seen: dict[int, Seen], mono_ns: int, lanes: PastLives | None = None
     ) -> None:
         told = self.sources.told
         self.clear()

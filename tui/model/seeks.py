@@ -20,7 +20,7 @@ from kvbm_console.core.state import CacheState
 from kvbm_console.stream.feed import Connected, EventsArrived, GapSeen, SnapshotTaken
 from kvbm_console.stream.tape import RunTape
 
-from .history import Lanes
+from .history import PastLives
 from .mirror import Mirror
 from .spine import LANES_EVENTS, STRETCH_EVENTS, KeptSpines, Spines
 
@@ -60,9 +60,9 @@ async def stand(
     return kept is not None or begin == tape.first_seq
 
 
-async def lanes_before(tape: RunTape, seq: int, breathe: Breathe) -> Lanes | None:
+async def lanes_before(tape: RunTape, seq: int, breathe: Breathe) -> PastLives | None:
     """The lives of the ``LANES_EVENTS`` events before event ``seq``; None where they cannot be read up to there."""
-    lanes, seen_ns = Lanes(), 0
+    lanes, seen_ns = PastLives(), 0
     lanes.next_seq = first = max(tape.first_seq, seq - LANES_EVENTS)
     try:
         if first == tape.first_seq:

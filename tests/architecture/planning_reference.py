@@ -16,10 +16,10 @@ A trace runs through engine and tiers in virtual time. The same options give the
 goes to stderr. Without a lower tier (`--kv-cpu-blocks 0 --kv-disk-blocks 0`, the default) nothing about tiers, links
 and policies is printed, whatever the other flags say.
 
-Stats lines go to stderr too: after the reset, the first prefill, the last decode and the clean-up, and every
-`--stats-every` iterations. `--cleanup` chooses when the records of finished requests are given up: `incremental` as
-soon as a request ends, `end` at the end of the run, `none` never. Unless it is `none`, the tiers are cleared at the
-end. The report is the same in each case.
+On a terminal a bar on stderr shows how far the run is and when it will end. With `--stats-every N` stats lines go to
+stderr, too: after the reset, the first prefill, the last decode and the clean-up, and every N iterations. `--cleanup`
+chooses when the records of finished requests are given up: `incremental` as soon as a request ends, `end` at the end of
+the run, `none` never. Unless it is `none`, the tiers are cleared at the end. The report is the same in each case.
 
 Iterations between two decisions of the engine are simulated together: decisions follow an arrival that could be
 admitted, an end, or a copy. Report and stats lines are those of iterations simulated one by one.

@@ -301,7 +301,8 @@ class Mirror(History):
         self._begin(self.facts, {name: getattr(self, name) for name in FIELDS}, self.sources.seen, mono_ns, lanes)
 
     def _begin(
-        self, state: CacheState, values: dict[str, Any], seen: dict[int, Seen], mono_ns: int, lanes: PastLives | None = None
+        self, state: CacheState, values: dict[str, Any], seen: dict[int, Seen], mono_ns: int,
+        lanes: PastLives | None = None,
     ) -> None:
         told = self.sources.told
         self.clear()

@@ -160,55 +160,80 @@ class SglangTap:
         self._freed: list[Any] | None = None
         """Tensors that the tree gives up in the present eviction."""
         self._events = _events_of(self._pool.device)
+        self._replaced: list[tuple[Any, str, Any]] = []
+        """(owner, name, the method itself if this object had its own) of each method that was replaced."""
         self._observe()
 
     def _observe(self) -> None:
+        try:
+            self._observe_engine()
+            self._observe_half()
+        except Exception:
+            self._withdraw()
+            raise
+
+    def _observe_engine(self) -> None:
         scheduler, tree, pool, table = self._scheduler, self._tree, self._pool, self._table
-        _replace(scheduler, "_add_request_to_queue", self._arrives)
+        self._replace(scheduler, "_add_request_to_queue", self._arrives)
         if hasattr(scheduler, "send_abort_output"):
-            _replace(scheduler, "send_abort_output", self._aborts)
+            self._replace(scheduler, "send_abort_output", self._aborts)
         else:  # 0.5.22 has no method for what it tells the client of such a request
-            _replace(scheduler.ipc_channels.send_to_tokenizer, "send_output", self._answers)
-        _replace(scheduler, "get_new_batch_prefill", self._admits)
-        _replace(scheduler, "get_next_batch_to_run", self._forms)
-        _replace(tree, "match_prefix", self._looks_up)
-        _replace(tree, "checkpoint", self._publishes)
-        _replace(tree, "reset", self._clears)
+            self._replace(scheduler.ipc_channels.send_to_tokenizer, "send_output", self._answers)
+        self._replace(scheduler, "get_new_batch_prefill", self._admits)
+        self._replace(scheduler, "get_next_batch_to_run", self._forms)
+        self._replace(tree, "match_prefix", self._looks_up)
+        self._replace(tree, "checkpoint", self._publishes)
+        self._replace(tree, "reset", self._clears)
         for name in ("evict", "evict_for_alloc"):
-            _replace(tree, name, self._evicts)
-        _replace(tree, "init_load_back", self._loads)
+            self._replace(tree, name, self._evicts)
+        self._replace(tree, "init_load_back", self._loads)
         for name in ("free", "free_segment", "free_full_segment", "free_page_ids"):
-            _replace(pool, name, self._frees)
-        _replace(pool, "check_decode_capacity", self._checks)
-        _replace(table, "alloc", self._takes_rows)
-        _replace(table, "free", self._gives_row)
+            self._replace(pool, name, self._frees)
+        self._replace(pool, "check_decode_capacity", self._checks)
+        self._replace(table, "alloc", self._takes_rows)
+        self._replace(table, "free", self._gives_row)
         if self._host is not None:
-            _replace(self._host, "write", self._stores)
-            _replace(self._host, "load", self._loads_blocks)
-            _replace(tree.host_pool_group, "free", self._frees_below)
+            self._replace(self._host, "write", self._stores)
+            self._replace(self._host, "load", self._loads_blocks)
+            self._replace(tree.host_pool_group, "free", self._frees_below)
             for name in ("writing_check", "loading_check", "_drain_storage_control_queues_impl"):
-                _replace(tree, name, self._looks_for_ends)
-            _replace(self._host, "write_storage", self._saves)
-            _replace(self._host, "_page_backup", self._saves_pages)
-            _replace(self._host, "allocate_storage_hit", self._fetches_pages)
-            _replace(tree, "_handle_prefetch_result", self._has_fetched)
-            _replace(tree, "_retire_ongoing_prefetch", self._fetches_no_more)
-        self._observe_half()
+                self._replace(tree, name, self._looks_for_ends)
+            self._replace(self._host, "write_storage", self._saves)
+            self._replace(self._host, "_page_backup", self._saves_pages)
+            self._replace(self._host, "allocate_storage_hit", self._fetches_pages)
+            self._replace(tree, "_handle_prefetch_result", self._has_fetched)
+            self._replace(tree, "_retire_ongoing_prefetch", self._fetches_no_more)
 
     def _observe_half(self) -> None:
         scheduler = self._scheduler
         if self._half == "NULL":
             return
         if self._half == "PREFILL":
-            _replace(scheduler, "get_next_disagg_prefill_batch_to_run", self._forms)
-            _replace(scheduler, "send_kv_chunk", self._sends)
-            _replace(scheduler, "handle_bootstrap_failure", self._fails)
+            self._replace(scheduler, "get_next_disagg_prefill_batch_to_run", self._forms)
+            self._replace(scheduler, "send_kv_chunk", self._sends)
+            self._replace(scheduler, "handle_bootstrap_failure", self._fails)
         else:
-            _replace(scheduler, "get_next_disagg_decode_batch_to_run", self._forms)
-            _replace(scheduler.disagg_decode_prealloc_queue, "_pre_alloc", self._receives)
-            _replace(scheduler.disagg_decode_prealloc_queue, "pop_preallocated", self._gives_up)
-            _replace(scheduler.disagg_decode_prealloc_queue, "resume_retracted_reqs", self._received)
-            _replace(scheduler.disagg_decode_transfer_queue, "pop_transferred", self._received)
+            self._replace(scheduler, "get_next_disagg_decode_batch_to_run", self._forms)
+            self._replace(scheduler.disagg_decode_prealloc_queue, "_pre_alloc", self._receives)
+            self._replace(scheduler.disagg_decode_prealloc_queue, "pop_preallocated", self._gives_up)
+            self._replace(scheduler.disagg_decode_prealloc_queue, "resume_retracted_reqs", self._received)
+            self._replace(scheduler.disagg_decode_transfer_queue, "pop_transferred", self._received)
+
+    def _replace(self, owner: Any, name: str, around: Callable[..., Any]) -> None:
+        """Put ``around`` in the place of a method of this object, with the method as its first argument."""
+        inner = getattr(owner, name, None)
+        if inner is not None:
+            self._replaced.append((owner, name, getattr(owner, "__dict__", {}).get(name)))
+            setattr(owner, name, functools.wraps(inner)(functools.partial(around, inner)))
+
+    def _withdraw(self) -> None:
+        """Give every object its own methods back, so an engine that cannot be observed runs as without the tap."""
+        while self._replaced:
+            owner, name, own = self._replaced.pop()
+            if own is None:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, own)
 
     # --- requests ---
 
@@ -284,7 +309,8 @@ class SglangTap:
             return inner(running_batch, *args, **kwargs)
         finally:
             if held:
-                self._put_back(before, held)
+                with recorder.part:
+                    self._put_back(before, held)
 
     def _put_back(self, before: list[Any], held: list[Any]) -> None:
         scheduler = self._scheduler
@@ -297,7 +323,8 @@ class SglangTap:
     # --- the table of rows: a request gets places, or gives all of them back ---
 
     def _takes_rows(self, inner: Any, reqs: Any, *args: Any, **kwargs: Any) -> Any:
-        self._wanted = [(req, False) for req in reqs]
+        with self.recorder.part:
+            self._wanted = [(req, False) for req in reqs]
         return inner(reqs, *args, **kwargs)
 
     def _gives_row(self, inner: Any, req: Any, *args: Any, **kwargs: Any) -> Any:
@@ -343,8 +370,8 @@ class SglangTap:
 
     def _received(self, inner: Any, *args: Any, **kwargs: Any) -> Any:
         reqs = inner(*args, **kwargs)
-        if reqs:
-            with self.recorder.part as began:
+        with self.recorder.part as began:
+            if reqs:
                 self.recorder.put(("copies", began, [req.rid for req in reqs], [], [], []))
         return reqs
 
@@ -358,35 +385,41 @@ class SglangTap:
 
     def _gives_up(self, inner: Any, *args: Any, **kwargs: Any) -> Any:
         found = inner(*args, **kwargs)
-        if found[1]:
-            with self.recorder.part as began:
-                for one in found[1]:
-                    self._ended(began, one.req, "FINISH_ABORT")
+        with self.recorder.part as began:
+            for failed in found[1]:
+                self._ended(began, failed.req, "FINISH_ABORT")
         return found
 
     # --- the tree ---
 
     def _publishes(self, inner: Any, req: Any, *args: Any, **kwargs: Any) -> Any:
-        first = req.kv.cache_protected_len
-        self._stored = []
-        answer = inner(req, *args, **kwargs)
         recorder = self.recorder
+        first: int | None = None
+        with recorder.part:
+            first = req.kv.cache_protected_len
+        stored: list[Any] = []
+        self._stored = stored
+        try:
+            answer = inner(req, *args, **kwargs)
+        finally:
+            self._stored = None
         with recorder.part as began:
             end = req.kv.cache_protected_len
-            if end > first and not self._tree.disable:
+            if first is not None and end > first and not self._tree.disable:
                 row = self._table.req_to_token[req.kv.req_pool_idx, first : end : self._page].clone()
                 recorder.put(("publish", began, req, first // self._page, row, self._events()))
-            for record in self._stored:
-                recorder.put(record)
-        self._stored = None
+        for record in stored:
+            recorder.put(record)
         return answer
 
     def _evicts(self, inner: Any, *args: Any, **kwargs: Any) -> Any:
         if self._freed is not None:
             return inner(*args, **kwargs)
         freed: list[Any] = []
+        before = 0
+        with self.recorder.part:
+            before = self._pool.available_size()
         self._freed = freed
-        before = self._pool.available_size()
         try:
             return inner(*args, **kwargs)
         finally:
@@ -416,17 +449,22 @@ class SglangTap:
         ]
 
     def _checks(self, inner: Any, *args: Any, **kwargs: Any) -> Any:
-        self._wanted = [(req, True) for req in kwargs.get("requests") or ()]
+        with self.recorder.part:
+            self._wanted = [(req, True) for req in kwargs.get("requests") or ()]
         return inner(*args, **kwargs)
 
     def _loads(self, inner: Any, params: Any, *args: Any, **kwargs: Any) -> Any:
-        self._loading = name = "" if params.req is None else params.req.rid
+        name = ""
+        with self.recorder.part:
+            name = "" if params.req is None else params.req.rid
+        self._loading = name
         try:
             answer = inner(params, *args, **kwargs)
         finally:
             self._loading = ""
-        if answer and answer[0]:
-            self._loaded[name] = answer[0]
+        with self.recorder.part:
+            if answer and answer[0]:
+                self._loaded[name] = answer[0]
         return answer
 
     def _clears(self, inner: Any, *args: Any, **kwargs: Any) -> Any:
@@ -434,8 +472,8 @@ class SglangTap:
         with self.recorder.part as began:
             for number in (*self._copies, *(number for number, _ in self._fetches.values())):
                 self.recorder.put(("copied", began, number, "cancelled"))
-            self._copies.clear()
-            self._fetches.clear()
+            for kept in (self._copies, self._saved, self._fetches, self._fetched):
+                kept.clear()
             self.recorder.put(("cleared", began, []))
         return answer
 
@@ -443,15 +481,15 @@ class SglangTap:
 
     def _stores(self, inner: Any, device_indices: Any, *args: Any, **kwargs: Any) -> Any:
         host_indices = inner(device_indices, *args, **kwargs)
-        if host_indices is not None and len(host_indices):
-            with self.recorder.part as began:
+        with self.recorder.part as began:
+            if host_indices is not None and len(host_indices):
                 self._copies_blocks(began, "ongoing_write_through", kwargs.get("node_id"), device_indices, host_indices)
         return host_indices
 
     def _loads_blocks(self, inner: Any, host_indices: Any, *args: Any, **kwargs: Any) -> Any:
         device_indices = inner(host_indices, *args, **kwargs)
-        if device_indices is not None and len(host_indices):
-            with self.recorder.part as began:
+        with self.recorder.part as began:
+            if device_indices is not None and len(host_indices):
                 self._copies_blocks(began, "ongoing_load_back", kwargs.get("node_id"), device_indices, host_indices)
         return device_indices
 
@@ -473,12 +511,15 @@ class SglangTap:
         answer = inner(*args, **kwargs)
         if self._copies:
             with self.recorder.part as began:
-                tree = self._tree
-                ended = [number for number, (table, node) in self._copies.items() if node not in getattr(tree, table)]
-                for number in ended:
-                    table, node = self._copies.pop(number)
+                tree, copies = self._tree, self._copies
+                self._copies = {}  # without the tree's tables no end is ever seen, so all are forgotten
+                running = {number: copy for number, copy in copies.items() if copy[1] in getattr(tree, copy[0])}
+                for number, (table, node) in copies.items():
+                    if number in running:
+                        continue
                     saved = self._saved.pop(node, None) if table == "ongoing_backup" else None
                     self.recorder.put(("copied", began, number, *(_outcome(*saved) if saved else ("completed",))))
+                self._copies = running
         return answer
 
     def _frees_below(self, inner: Any, indices: Any, *args: Any, **kwargs: Any) -> Any:
@@ -518,15 +559,20 @@ class SglangTap:
         try:
             return inner(operation, *args, **kwargs)
         finally:
-            took, wanted = time.monotonic_ns() - began, len(operation.hash_value)
-            self._saved[operation.id] = operation.completed_tokens // self._page, wanted, took
+            # The context of our part belongs to the scheduler's thread.
+            try:
+                took, wanted = time.monotonic_ns() - began, len(operation.hash_value)
+                if len(self._saved) < QUEUE_MAX:  # nobody takes the ends of copies whose beginning was not seen
+                    self._saved[operation.id] = operation.completed_tokens // self._page, wanted, took
+            except Exception:
+                self.recorder.failed()
 
     def _fetches_pages(self, inner: Any, operation: Any, *args: Any, **kwargs: Any) -> Any:
         """The storage has pages of a waiting request, and the host has room for them."""
         answer = inner(operation, *args, **kwargs)
-        host_indices, tokens = answer
-        if host_indices is not None:
-            with self.recorder.part as began:
+        with self.recorder.part as began:
+            host_indices, tokens = answer
+            if host_indices is not None:
                 self._copied += 1
                 self._fetches[operation.handle] = self._copied, tokens // self._page
                 self.recorder.put((
@@ -537,10 +583,12 @@ class SglangTap:
 
     def _has_fetched(self, inner: Any, operation: Any, *args: Any, **kwargs: Any) -> Any:
         """The tree takes what has come. Pages that the host had already are given back."""
-        request, tree = operation.handle, self._tree
-        waiting = tree.ongoing_prefetch.get(request)
+        tree, waiting = self._tree, None
+        with self.recorder.part:
+            waiting = tree.ongoing_prefetch.get(operation.handle)
         answer = inner(operation, *args, **kwargs)
         with self.recorder.part as began:
+            request = operation.handle
             number, pages = self._fetches.pop(request, (0, 0))
             if number and waiting is not None:
                 end = operation.completed_tokens
@@ -567,26 +615,30 @@ class SglangTap:
 
     def _forms(self, inner: Any, *args: Any, **kwargs: Any) -> Any:
         plan = inner(*args, **kwargs)
-        recorder = self.recorder
-        with recorder.part as began:
-            batch = plan.batch_to_run
-            extends = batch is not None and batch.forward_mode.is_extend()
-            started = [req for req in batch.reqs if req.rid not in self._rows] if extends else []
-            self._rows.update([req.rid for req in started])
-            if batch is not None:
-                if self._receiving:
-                    self._receiving.difference_update(req.rid for req in batch.reqs)
-                recorder.stepped(began)
-            if recorder.on and (recorder.want_full or recorder.unheard):
-                self._tell_all(began, batch)
-            elif recorder.on and batch is not None:
-                running = len(self._rows) - len(self._receiving) - len(self._sending)
-                if extends:
-                    self._extended(began, batch, {req.rid for req in started}, running)
-                else:
-                    recorder.put(("decode", began, batch.reqs[:], batch.out_cache_loc, self._events(), running))
-            self._loaded.clear()
+        with self.recorder.part as began:
+            try:
+                self._formed(began, plan.batch_to_run)
+            finally:
+                self._loaded.clear()
         return plan
+
+    def _formed(self, now: int, batch: Any) -> None:
+        recorder = self.recorder
+        extends = batch is not None and batch.forward_mode.is_extend()
+        started = [req for req in batch.reqs if req.rid not in self._rows] if extends else []
+        self._rows.update([req.rid for req in started])
+        if batch is not None:
+            if self._receiving:
+                self._receiving.difference_update(req.rid for req in batch.reqs)
+            recorder.stepped(now)
+        if recorder.on and (recorder.want_full or recorder.unheard):
+            self._tell_all(now, batch)
+        elif recorder.on and batch is not None:
+            running = len(self._rows) - len(self._receiving) - len(self._sending)
+            if extends:
+                self._extended(now, batch, {req.rid for req in started}, running)
+            else:
+                recorder.put(("decode", now, batch.reqs[:], batch.out_cache_loc, self._events(), running))
 
     def _extended(self, now: int, batch: Any, started: set[str], running: int) -> None:
         rows = []
@@ -630,13 +682,6 @@ def _outcome(written: int, wanted: int, wire_ns: int) -> tuple[str, int, str]:
     if written == wanted:
         return "completed", wire_ns, ""
     return "failed", wire_ns, f"{written} of {wanted} pages were written"
-
-
-def _replace(owner: Any, name: str, around: Callable[..., Any]) -> None:
-    """Put ``around`` in the place of a method of this object, with the method as its first argument."""
-    inner = getattr(owner, name, None)
-    if inner is not None:
-        setattr(owner, name, functools.wraps(inner)(functools.partial(around, inner)))
 
 
 def _events_of(device: Any) -> Callable[[], Any]:

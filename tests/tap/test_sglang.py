@@ -162,6 +162,159 @@ def test_a_release_without_what_the_tap_needs_is_not_observed(
         assert f"has no {', '.join(lacking)}, so the engine is not observed" in caplog.text
 
 
+BARE = {
+    "scheduler": (
+        "_add_request_to_queue", "send_abort_output", "get_new_batch_prefill", "get_next_batch_to_run",
+        "get_next_disagg_prefill_batch_to_run", "send_kv_chunk", "handle_bootstrap_failure",
+        "get_next_disagg_decode_batch_to_run",
+    ),
+    "tree": (
+        "match_prefix", "checkpoint", "reset", "evict", "evict_for_alloc", "init_load_back", "writing_check",
+        "_handle_prefetch_result", "_retire_ongoing_prefetch",
+    ),
+    "pool": ("free", "check_decode_capacity"),
+    "table": ("alloc", "free"),
+    "controller": ("write", "load", "write_storage", "_page_backup", "allocate_storage_hit"),
+    "group": ("free",),
+    "preallocated": ("_pre_alloc", "pop_preallocated", "resume_retracted_reqs"),
+    "transferred": ("pop_transferred",),
+}
+"""SGLang's methods that the tap stands around, by the objects that have them."""
+ANSWER = object()
+NO_REQUEST = SimpleNamespace(req=object())
+
+
+class Bare:
+    """An object of a later release, which has the methods and no attribute that the tap reads."""
+
+    def __init__(self, role: str) -> None:
+        self.calls: list[str] = []
+        self.fails = False
+        for name in BARE[role]:
+            setattr(self, name, self.method(name))
+
+    def method(self, name: str) -> Any:
+        def inner(*_: Any, **__: Any) -> object:
+            self.calls.append(name)
+            if self.fails:
+                raise KeyError(name)
+            return ANSWER
+
+        return inner
+
+
+def bare_objects(half: str) -> dict[str, Any]:
+    """A scheduler and its parts, by their roles, with what the tap reads when it begins."""
+    roles: dict[str, Any] = {role: Bare(role) for role in BARE}
+    scheduler, tree, pool = roles["scheduler"], roles["tree"], roles["pool"]
+    scheduler.page_size, scheduler.tree_cache, scheduler.waiting_queue = PAGE, tree, []
+    scheduler.token_to_kv_pool_allocator, scheduler.req_to_token_pool = pool, roles["table"]
+    scheduler.disaggregation_mode = SimpleNamespace(name=half)
+    scheduler.spec_algorithm = SimpleNamespace(is_none=lambda: True)
+    scheduler.disagg_decode_prealloc_queue = roles["preallocated"]
+    scheduler.disagg_decode_transfer_queue = roles["transferred"]
+    tree.disable, tree.cache_controller, tree.host_pool_group = False, roles["controller"], roles["group"]
+    pool.size, pool.device = 16 * PAGE, "cpu"
+    return roles
+
+
+def bare_engine(monkeypatch: pytest.MonkeyPatch, half: str = "NULL") -> tuple[binding.SglangTap, dict[str, Any]]:
+    """A tap that listens, around objects that lost everything else once the tap stood around them."""
+    monkeypatch.setattr(binding, "_parallel", SimpleNamespace)
+    roles = bare_objects(half)
+    scheduler, tree = roles["scheduler"], roles["tree"]
+    tap = binding.SglangTap(scheduler, {"send": False})
+    tap.recorder.listen()
+    tap.recorder.obey({"held": 2**62}, [], [])
+    for owner, names in ((scheduler, ("waiting_queue", "disagg_decode_prealloc_queue")), (tree, ("disable",))):
+        for name in names:
+            delattr(owner, name)
+    return tap, roles
+
+
+@pytest.mark.parametrize(("half", "role", "name", "arguments"), [
+    ("NULL", "scheduler", "_add_request_to_queue", [object()]),
+    ("NULL", "scheduler", "send_abort_output", [object(), object()]),
+    ("NULL", "scheduler", "get_new_batch_prefill", [object()]),
+    ("NULL", "scheduler", "get_next_batch_to_run", []),
+    ("NULL", "tree", "match_prefix", [NO_REQUEST]),
+    ("NULL", "tree", "checkpoint", [object()]),
+    ("NULL", "tree", "evict", [object()]),
+    ("NULL", "tree", "evict_for_alloc", [object()]),
+    ("NULL", "tree", "init_load_back", [object()]),
+    ("NULL", "tree", "init_load_back", [NO_REQUEST]),
+    ("NULL", "tree", "_handle_prefetch_result", [object()]),
+    ("NULL", "pool", "check_decode_capacity", [("requests", object())]),
+    ("NULL", "table", "alloc", [object()]),
+    ("NULL", "table", "free", [object()]),
+    ("NULL", "controller", "write", [object()]),
+    ("NULL", "controller", "load", [object()]),
+    ("NULL", "controller", "write_storage", [object()]),
+    ("NULL", "controller", "_page_backup", [object()]),
+    ("NULL", "controller", "allocate_storage_hit", [object()]),
+    ("NULL", "group", "free", [object()]),
+    ("PREFILL", "scheduler", "send_kv_chunk", [object(), True]),
+    ("PREFILL", "scheduler", "handle_bootstrap_failure", [object()]),
+    ("PREFILL", "scheduler", "get_next_disagg_prefill_batch_to_run", []),
+    ("DECODE", "scheduler", "get_next_disagg_decode_batch_to_run", []),
+    ("DECODE", "preallocated", "_pre_alloc", [object()]),
+    ("DECODE", "preallocated", "pop_preallocated", []),
+    ("DECODE", "preallocated", "resume_retracted_reqs", []),
+    ("DECODE", "transferred", "pop_transferred", []),
+])
+def test_an_attribute_that_a_later_release_renames_costs_the_report_and_not_the_request(
+    half: str, role: str, name: str, arguments: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SGLang's own answer and its own error reach the caller as without the tap."""
+    tap, roles = bare_engine(monkeypatch, half)
+    owner = roles[role]
+    words = dict(argument for argument in arguments if isinstance(argument, tuple))
+    places = [argument for argument in arguments if not isinstance(argument, tuple)]
+    assert getattr(owner, name)(*places, **words) is ANSWER
+    assert (owner.calls, tap.recorder.errors > 0) == ([name], True)
+    owner.fails = True
+    with pytest.raises(KeyError, match=name):
+        getattr(owner, name)(*places, **words)
+
+
+def test_stores_are_told_after_a_publication_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    tap, roles = bare_engine(monkeypatch)
+    roles["controller"].mem_pool_host = SimpleNamespace(size_per_token=2)
+    roles["tree"].fails = True
+    with pytest.raises(KeyError):
+        roles["tree"].checkpoint(SimpleNamespace(kv=SimpleNamespace(cache_protected_len=0)))
+    tap._stores(lambda *_, **__: Tensor(range(PAGE)), Tensor(range(PAGE)), node_id=5)
+    assert [record[0] for record in tap.recorder.queue] == ["all", "store"]
+
+
+def test_copies_whose_table_a_later_release_renames_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their ends are never seen, so they would gather without bound."""
+    tap, roles = bare_engine(monkeypatch)
+    tap._copies[1] = "ongoing_write_through", 5
+    assert roles["tree"].writing_check() is ANSWER
+    assert (tap._copies, tap.recorder.errors) == ({}, 1)
+
+
+def test_a_flush_forgets_every_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    tap, roles = bare_engine(monkeypatch)
+    roles["controller"]._page_backup(SimpleNamespace(id=7, hash_value=["a"], completed_tokens=PAGE))
+    assert list(tap._saved) == [7]
+    roles["tree"].reset()
+    assert tap._saved == {}
+    assert tap.recorder.errors == 0
+
+
+def test_an_engine_that_cannot_be_observed_gets_its_own_methods_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise the tap would keep the engine's tensors for a sender that never starts."""
+    monkeypatch.setattr(binding, "_parallel", SimpleNamespace)
+    roles = bare_objects("NULL")
+    del roles["tree"].host_pool_group
+    before = {role: dict(vars(owner)) for role, owner in roles.items()}
+    with pytest.raises(AttributeError, match="host_pool_group"):
+        binding.SglangTap(roles["scheduler"], {"send": False})
+    assert {role: vars(owner) for role, owner in roles.items()} == before
+
+
 def request_in(room: int | None, host: str = "10.0.0.1") -> Any:
     return SimpleNamespace(
         rid="a", bootstrap_room=room, bootstrap_host=host, origin_input_ids=array("q", range(2 * PAGE + 1)),

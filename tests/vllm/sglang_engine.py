@@ -134,6 +134,7 @@ from sglang.srt.managers import scheduler as scheduler_module  # noqa: E402
 from sglang.srt.managers import tp_worker  # noqa: E402
 from sglang.srt.managers.io_struct import AbortReq, TokenizedGenerateReqInput  # noqa: E402
 from sglang.srt.managers.utils import GenerationBatchResult  # noqa: E402
+from sglang.srt.mem_cache import hicache_storage  # noqa: E402
 from sglang.srt.mem_cache.allocator.paged import PagedTokenToKVPoolAllocator  # noqa: E402
 from sglang.srt.mem_cache.allocator.token import TokenToKVPoolAllocator  # noqa: E402
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, ReqToTokenPool  # noqa: E402
@@ -392,4 +393,4 @@ class Engine:
             assert self.steps < 5_000
 
 
-__all__ = ["Engine", "HookRegistry", "conn"]
+__all__ = ["Engine", "HookRegistry", "conn", "hicache_storage"]

@@ -12,6 +12,7 @@ import os
 import random
 import sys
 import tempfile
+import threading
 import traceback
 from array import array
 from collections import Counter
@@ -28,7 +29,7 @@ from kvbm_console.core.tiers import READY, PoolFacts
 from kvbm_console.tap import sglang as binding
 from tests.analysis.evidence import evidence
 from tests.tap.watching import Watching
-from tests.vllm.sglang_engine import Engine, HookRegistry, conn
+from tests.vllm.sglang_engine import Engine, HookRegistry, conn, hicache_storage
 
 RECEIVING = {SlotState.ONBOARDING}
 """A request whose places another engine fills or has filled."""
@@ -293,18 +294,52 @@ class StorageCopies:
                 self.ended[direction, self._blocks[operation], event.status.label] += 1
 
 
-def storage_hits(engine: Engine, asked: set[str]) -> Counter[str]:
-    """Blocks of each request that begins in this step which came from the storage, by SGLang's own split."""
+def watch_spans(engine: Engine, spans: dict[str, tuple[int, int]]) -> None:
+    """Keep the span of tokens, as (first, end), that SGLang's tree fetched for each waiting request."""
+    tree = engine.scheduler.tree_cache
+    if not getattr(tree, "enable_storage", False):
+        return
+    pop = tree.pop_prefetch_loaded_span
+
+    def pop_and_keep(request: Any) -> tuple[int, int | None]:
+        tokens, first = pop(request)
+        if tokens:
+            spans[request.rid] = first, first + tokens
+        return tokens, first
+
+    tree.pop_prefetch_loaded_span = pop_and_keep
+
+
+def storage_hits(engine: Engine, began: set[str], spans: dict[str, tuple[int, int]]) -> Counter[str]:
+    """Blocks of the prompt of each request that begins in this step which came from the storage.
+
+    A retracted request begins again, and may have fetched other pages meanwhile, also of its answer. SGLang's own split
+    counts only the first time, so the fetched spans are read where the scheduler takes them."""
     found: Counter[str] = Counter()
     batch = engine.formed
+    began.difference_update(req.rid for req in engine.scheduler.waiting_queue)
     for req in batch.reqs if batch and batch.forward_mode.is_extend() else ():
-        if req.rid not in asked:
-            asked.add(req.rid)
-            first, end = req.storage_hit_start or 0, (req.storage_hit_start or 0) + req.storage_hit_length
-            computed = req.prefix_len
-            in_host = min(computed, end) - max(computed - req.materialized_host_hit_len(), first)
+        if req.rid not in began:
+            began.add(req.rid)
+            first, end = spans.pop(req.rid, (0, 0))
+            computed, prompt = req.prefix_len, len(req.origin_input_ids) // engine.page * engine.page
+            in_host = min(computed, end, prompt) - max(computed - req.materialized_host_hit_len(), first)
             found[req.rid] += max(0, in_host) // engine.page
     return found
+
+
+def seed_failures() -> None:
+    """The storage's random failures follow from the thread that meets them, so two runs differ in timing alone."""
+
+    def dice_of_thread(injector: Any) -> random.Random:
+        kept = injector._thread_local
+        if not hasattr(kept, "random"):
+            kept.random = random.Random(threading.current_thread().name.partition("(")[2])
+        return kept.random  # type: ignore[no-any-return]
+
+    injector = getattr(hicache_storage, "HiCacheStorageFailureInjector", None)  # older releases have none
+    if injector is not None:
+        injector._thread_local_random = dice_of_thread
 
 
 def watch_evictions(engine: Engine, log: list[tuple[set[int], set[str]]]) -> None:
@@ -397,16 +432,18 @@ def run_with_store(order: dict[str, Any]) -> dict[str, Any]:
     watch_evictions(engine, log)
     watch_loads(engine, loads)
     watch_storage(engine, stored)
+    spans: dict[str, tuple[int, int]] = {}
+    watch_spans(engine, spans)
     tap = engine.scheduler.kvbm_tap
     watch = Watching(tap.recorder, tap.sender.flattener, tap.sender.settings)
-    told, asked = Told(), set[str]()
+    told, began = Told(), set[str]()
     for wave in range(order.get("waves", 1)):
         requests = [(at, f"w{wave}{name}", *rest) for at, name, *rest in workload(*order["workload"])]
         for _ in engine.run(requests, aborts=order.get("aborts", 0.0), seed=order.get("seed", 0)):
             watch.pump()
             assert watch.rejected == [], watch.rejected
             told.look(watch.events, watch.leader.state, engine.page)
-            from_storage += storage_hits(engine, asked)
+            from_storage += storage_hits(engine, began, spans)
             compare(engine, watch.leader.state)
         if order.get("waves"):
             engine.settle()
@@ -520,6 +557,7 @@ def main() -> None:
     os.environ["KVBM_TAP"] = '{"send": false}'
     binding.plugin()
     HookRegistry.apply_hooks()
+    seed_failures()
     answers = sys.stdout
     sys.stdout = sys.stderr
     for line in sys.stdin:

@@ -10,7 +10,7 @@ STAMP := .venv/.stamp
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 
-.PHONY: help setup demo quick test sim soak test-vllm matrix check bench bench-tui bench-baseline test-full recordings screens docs site proto clean
+.PHONY: help setup demo quick test sim soak test-vllm matrix images check bench bench-tui bench-baseline test-full recordings screens docs site proto clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -60,6 +60,10 @@ test-vllm: .venv-vllm/.stamp ## vLLM's own scheduler, with tap and event stream;
 matrix: .venv-vllm/.stamp ## docs/matrix.md: releases of vLLM and SGLang; RELEASES="0.26.0 0.33.0" for some of vLLM
 	@.venv-vllm/bin/python -m tests.vllm.matrix $(RELEASES)
 	@test -n "$(RELEASES)" || .venv-vllm/bin/python -m tests.vllm.sglang_releases
+
+images: $(STAMP) .venv-vllm/.stamp ## the image and the pod of deploy/, built and run by podman, without a GPU
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check helm-python-sdk
+	@KVBM_IMAGES=1 $(BIN)/python -m pytest -q -rs tests/deploy tests/cli/test_deploy.py
 
 check: $(STAMP) ## format, lint, types, import contracts, proto and documents fresh, tests, recordings
 	@$(BIN)/ruff check --quiet .

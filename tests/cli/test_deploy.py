@@ -3,6 +3,7 @@
 Law of this file: a tool that is not there is a visible skip, and the arguments of the manifests start a real daemon.
 """
 
+import json
 import re
 import subprocess
 import sys
@@ -23,7 +24,6 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 DEPLOY: Final = ROOT / "deploy"
 CHART: Final = DEPLOY / "helm" / "kvbm-console"
 MANIFESTS: Final = DEPLOY / "kubernetes" / "vllm-with-console.yaml"
-RENDER: Final = ("template", "demo", str(CHART), "--set", "metrics.enabled=true")
 EXPOSURE_MAX: Final = 2.0
 """systemd's score of what a unit may do, from 0 (nothing) to 10."""
 
@@ -106,14 +106,32 @@ def test_our_containers_may_write_only_to_their_volumes() -> None:
     assert taps["PYTHONPATH"] == by_name["tap"]["command"][-1] == "/tap"
 
 
-def test_the_manifests_are_those_of_the_chart() -> None:
+def rendered(**values: Any) -> str:
+    """What Helm makes of the chart with these values: the program, or the same code as a library."""
     helm = which("helm")
-    if helm is None:
-        pytest.skip("needs helm")
-    assert told(helm, *RENDER) == MANIFESTS.read_text(encoding="utf-8")
-    told(helm, "lint", str(CHART))
-    least = list(yaml.safe_load_all(told(helm, "template", "demo", str(CHART))))
+    if helm is not None:
+        told(helm, "lint", str(CHART))
+        sets = [word for name, value in values.items() for word in ("--set-json", f"{name}={json.dumps(value)}")]
+        return told(helm, "template", "demo", str(CHART), *sets)
+    library = pytest.importorskip("helm_python", reason="needs helm or helm-python-sdk; make images has it")
+    assert [found for found in library.lint(str(CHART))["messages"] if found["severity"] > 1] == []
+    made = library.Config().render(library.Chart.load(str(CHART)), values, name="demo", is_install=True)
+    sources = re.findall(r"^# Source: (\S+)", MANIFESTS.read_text(encoding="utf-8"), re.MULTILINE)
+    assert {name for name, text in made.items() if text.strip()} <= set(sources)
+    return "".join(f"---\n# Source: {name}\n{made[name].strip()}\n" for name in sources if made[name].strip())
+
+
+def test_the_manifests_are_those_of_the_chart() -> None:
+    assert rendered(metrics={"enabled": True}) == MANIFESTS.read_text(encoding="utf-8")
+    least = list(yaml.safe_load_all(rendered()))
     assert sorted(one["kind"] for one in least if one) == ["Deployment", "NetworkPolicy", "Service"]
+
+
+def test_the_chart_renders_an_engine_without_a_gpu() -> None:
+    made = [one for one in yaml.safe_load_all(rendered(vllm={"resources": None})) if one]
+    for one in made:
+        kubernetes_validate.validate(one, "1.33", strict=True)
+    assert "nvidia.com/gpu" not in json.dumps(made)
 
 
 def daemon_arguments(source: str) -> list[str]:

@@ -122,16 +122,20 @@ def running(image: str) -> Iterator[Path]:
         mounts = stand_in(context)
         certificate = make_secret(secret)
         file.write_text(yaml.safe_dump(pod(mounts, str(secret), PORTS)), encoding="utf-8")
+        before = volumes()
         try:
             podman("play", "kube", str(file))
             printed(ENGINE, "Application startup complete")
             yield certificate
         finally:
             podman("pod", "rm", "--force", "--time", "0", NAME)
-            volumes = [name for name in podman("volume", "ls", "--quiet").split() if name.startswith(f"{NAME}-")]
-            if volumes:
-                podman("volume", "rm", "--force", *volumes)
+            for volume in volumes() - before:  # also those without a name, which containers of the pod leave behind
+                subprocess.run(["podman", "volume", "rm", volume], check=False)
             podman("rmi", "--force", STAND_IN_IMAGE)
+
+
+def volumes() -> set[str]:
+    return set(podman("volume", "ls", "--quiet").split())
 
 
 def stand_in(context: Path) -> dict[str, str]:

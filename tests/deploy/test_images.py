@@ -64,10 +64,13 @@ def printed(container: str, text: str, times: int = 1) -> None:
             lines.append(line)
             found += text in line
             if found == times:
-                return
+                return None
     finally:
         follow.kill()
         follow.communicate()
+    if found:  # podman ends the log while a killed container is about to start again
+        podman("wait", "--condition", "running", container)
+        return printed(container, text, times)
     raise AssertionError(f"{container} did not print {text!r}:\n{''.join(lines)}")
 
 

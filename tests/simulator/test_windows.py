@@ -184,7 +184,7 @@ def test_going_on_is_what_planning_every_request_anew_is(monkeypatch: pytest.Mon
 def test_whoever_looks_at_single_iterations_gets_them() -> None:
     lines: list[StatsLine] = []
     options = SimulateOptions(trace="multiturn:requests=6,sessions=2", total_kv_blocks=500)
-    looked = simulate(options, stats=lines.append)
+    looked = simulate(msgspec.structs.replace(options, stats_every=10), stats=lines.append)
     assert [line.iteration for line in lines if line.point == "decode"][:-1] == list(
         range(10, lines[-2].iteration + 1, 10)
     )

@@ -9,6 +9,7 @@ import pytest
 
 from kvbm_console.core import events as ev
 from kvbm_console.core import stimuli as st
+from kvbm_console.core.audit import audit
 from kvbm_console.core.columns import pack_hashes, pack_ids
 from kvbm_console.core.ids import Condition, ReleaseReason, SlotState
 from kvbm_console.core.slots import SlotFacts
@@ -201,3 +202,27 @@ def test_blocks_that_got_their_hashes_before_the_window_moved_are_told_before_it
         assert flattener.messages(("named", 0, name, 0, [(place, key(70 + place))])) == []
     assert flattener.messages(("window", 1, "a", 1)) == [["fill", 1, [["a", 0, [73], [3]]]], ["window", 1, "a", 1]]
     assert flattener.messages(("window", 2, "a", 2)) == [["window", 2, "a", 2]]
+
+
+def test_a_window_cannot_pass_a_block_that_is_being_loaded() -> None:
+    """The place would be a target of the load and, given out again, a block of the request twice."""
+    watch = watching("CPU")
+    tell(watch, ["new", "a", PROMPT, 70, 4, 0, None], ["lookup", "a", 0, 64, True],
+         ["copy", 7, "a", "CPU", "GPU", PROMPT, 4, None, False], ["alloc", "a", [1, 2, 3, 4, 5], 64], step())
+    assert certain(watch)
+    allocated(watch, [3, 4, 5, 1], 2)
+    assert watch.rejected == []
+    assert watch.leader.state.lost_sources
+    assert audit(watch.leader.state) == []
+
+
+def test_a_clone_shares_the_full_blocks_that_the_window_has_not_passed() -> None:
+    watch = watching()
+    slot = start(watch)
+    tell(watch, ["window", "a", 2], step(going=[["a", None, 65, 1, 0]]))
+    watch.dispatcher.submit_from(watch.source, None, st.RequestCloned, "a", ("b",), pack_ids([9]))
+    clone = watch.leader.state.slot_named("b")
+    assert clone is not None
+    assert certain(watch)
+    assert (slot.device_blocks, clone.device_blocks, clone.passed_blocks) == ([3, 4, 5], [3, 4, 9], 2)
+    assert audit(watch.leader.state) == []

@@ -277,6 +277,8 @@ class Run:
         at = engine.tap
         if feature.beside:
             (at,) = (one for one in engine.connector._connectors if type(one).__name__ == "KvbmTap")
+        if not hasattr(at, "sender"):
+            raise NoSuchFeature("this release takes its own class for a name that it knows")
         sender, self.settings = at.sender, at.sender.settings
         sender.recorder.audit_every = min(1, sender.recorder.audit_every)
         self.watch = Watching(

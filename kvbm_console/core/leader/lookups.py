@@ -213,6 +213,8 @@ def blocks_allocated(decider: Decider, s: st.BlocksAllocated) -> None:
     slot = decider.live(s.request)
     if slot.state in (SlotState.FINISHING, SlotState.FINISHED):
         raise Refused(f"request {s.request!r} is {slot.state.label} and takes no blocks")
+    if s.passed_blocks:
+        raise Refused(f"passed_blocks must be 0 for an engine that asks, got {s.passed_blocks}")
     pool = decider.device_pool(slot.source)
     ids = unpack_ids(s.block_ids)
     size = decider.config.block_tokens

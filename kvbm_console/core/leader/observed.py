@@ -218,6 +218,9 @@ def _window_moved(decider: Decider, slot: SlotFacts, ids: list[int], passed: int
     count, known = passed - slot.passed_blocks, slot.device_blocks
     if not 0 <= count <= len(known) or ids[: len(known) - count] != known[count:]:
         return False
+    loading = {place for operation in copies_of(decider, slot.request, loads=True) for place in operation.targets}
+    if not loading.isdisjoint(known[:count]):
+        return False  # it computes nothing before its load has ended
     if count:
         decider.release_passed(slot, count)
     return True

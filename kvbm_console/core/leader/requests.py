@@ -163,7 +163,7 @@ def request_cloned(decider: Decider, s: st.RequestCloned) -> CloneAnswer:
     if not parent.device_blocks or parent.state in (SlotState.ONBOARDING, SlotState.PREEMPTED, SlotState.FINISHING):
         raise Refused(f"request {s.request!r} is {parent.state.label} and cannot be cloned")
     partial = unpack_ids(s.partial_ids)
-    shared = parent.device_blocks[: parent.filled_blocks]
+    shared = parent.places(0, parent.filled_blocks)
     tail = len(parent.device_blocks) - len(shared)
     if tail > 1:
         raise Refused(f"request {s.request!r} has {tail} blocks that are not full; a clone can copy one")

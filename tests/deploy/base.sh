@@ -3,13 +3,12 @@
 # Python 3.12 of this machine. Needs root, debootstrap and podman. $1 is an interpreter whose prefix is copied. The
 # machine's certificates and pip.conf are copied too, so that pip works in a build as it does outside. Never publish it.
 set -eu
-python=$1
+prefix=$("$1" -c 'import sys; print(sys.base_prefix)')
 place=$(mktemp -d)
 trap 'rm -rf "$place"' EXIT
 debootstrap --variant=minbase \
     --include=ca-certificates,libbz2-1.0,libexpat1,libffi8,liblzma5,libncursesw6,libreadline8,libsqlite3-0,libssl3,libuuid1,zlib1g \
     bookworm "$place" >&2
-prefix=$("$python" -c 'import sys; print(sys.base_prefix)')
 cp -a "$prefix"/bin/python3.12 "$place/usr/local/bin/"
 cp -a "$prefix"/lib/python3.12 "$place/usr/local/lib/"
 cp -a "$prefix"/lib/libpython3* "$place/usr/local/lib/" 2>/dev/null || true

@@ -20,6 +20,7 @@ from kvbm_console.core.instructions import AuditAnswer, PoolAnswer
 from kvbm_console.core.leader import Leader
 from kvbm_console.dispatch import MEDIUM_OF, Dispatcher
 from kvbm_console.engines.kv_events.batch import tier_of
+from kvbm_console.tap.flatten import leading_nulls
 from kvbm_console.tap.recorder import DISK
 from kvbm_console.tap.sender import TapSettings
 
@@ -250,8 +251,7 @@ class Translator:
 
     def _passed(self, ids: list[int]) -> int:
         """The number of leading blocks that have no place, because the window of their request has passed them."""
-        first_place = self._settings.first_place
-        return next((at for at, place in enumerate(ids) if place >= first_place), len(ids)) if first_place else 0
+        return leading_nulls(ids, self._settings.first_place)
 
     def _window(self, name: str, passed: int) -> None:
         """The engine has taken back the blocks that the window of a request has passed."""

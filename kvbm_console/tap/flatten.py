@@ -68,13 +68,13 @@ def hash_of(block_hash: Any) -> int:
     return block_hash & _MASK or 1
 
 
-def leading_nulls(ids: list[int]) -> int:
-    """The number of blocks at the beginning for which the engine's null block stands.
+def leading_nulls(ids: list[int], first_place: int = NULL_BLOCKS) -> int:
+    """The number of blocks at the beginning for which the engine's null block stands, which is below its first place.
 
     >>> leading_nulls([0, 0, 7, 8]), leading_nulls([])
     (2, 0)
     """
-    return next((at for at, place in enumerate(ids) if place >= NULL_BLOCKS), len(ids))
+    return next((at for at, place in enumerate(ids) if place >= first_place), len(ids))
 
 
 def group_and_hash(key: Any) -> tuple[int, int]:

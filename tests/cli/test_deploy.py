@@ -107,7 +107,7 @@ def test_our_containers_may_write_only_to_their_volumes() -> None:
 
 
 def rendered(**values: Any) -> str:
-    """What Helm makes of the chart with these values: the program, or the same code as a library."""
+    """The manifests that Helm makes of the chart with these values: the program, or the same code as a library."""
     helm = which("helm")
     if helm is not None:
         told(helm, "lint", str(CHART))

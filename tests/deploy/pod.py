@@ -23,7 +23,7 @@ STAND_IN: Final = (
     "--served-model-name=m", "--distributed-executor-backend=tests.vllm.executor.FakeExecutor", "--load-format=dummy",
     "--num-gpu-blocks-override=64", "--block-size=16", "--max-model-len=640", "--generation-config=vllm",
 )
-"""What the engine is told beyond the manifests: it has a made-up device, and no weights."""
+"""Settings of the engine beyond the manifests, for a made-up device and no weights."""
 
 
 def deployment() -> dict[str, Any]:

@@ -46,7 +46,7 @@ pytestmark = [
 
 
 def podman(*arguments: str) -> str:
-    """What a command of podman that succeeds prints."""
+    """The output of a command of podman that succeeds."""
     done = subprocess.run(["podman", *arguments], capture_output=True, text=True, check=False, cwd=ROOT)
     assert done.returncode == 0, (arguments, done.stdout, done.stderr)
     return done.stdout

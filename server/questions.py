@@ -29,8 +29,8 @@ import grpc.aio
 
 from kvbm_console.wire.v1 import console_pb2 as pb
 
-SHARE: Final = 50
-"""A lane gets the 50th part of the thread's time, 2 %."""
+SHARE: Final = 64
+"""A lane gets the 64th part of the thread's time, 1.6 %."""
 SAVINGS_NS: Final = 100_000_000
 """Work that a lane saves up: some hundred questions of a person or a script are answered at once."""
 CALLER_NS: Final = 50_000_000
@@ -164,25 +164,26 @@ class Turn:
 
     @contextlib.contextmanager
     def working(self, calls: int = 1) -> Iterator[None]:
-        """Surrounds the work, and charges its time and ``calls`` messages."""
+        """Surrounds the answer, and charges its time and ``calls`` messages."""
         began = time.thread_time_ns()
         try:
             yield
         finally:
             took = time.thread_time_ns() - began + calls * CALL_NS
             self._lane.expected_ns += (took - self._lane.expected_ns) // 8
-            self.charge(took - self._charged_ns)
-            self._charged_ns = 0
+            self._lane.charge(took - self._charged_ns)
+            self._role.count(self._caller, took - self._charged_ns)
 
     def charge(self, took_ns: int) -> None:
-        """More work for the same question."""
-        self._lane.charge(took_ns)
+        """More work for the same question. A stream lives long, so this falls to the lane in which its caller is now.
+        """
+        self._role.lane(self._caller).charge(took_ns)
         self._role.count(self._caller, took_ns)
 
     @property
     def has_savings(self) -> bool:
         """True if further work, which can be left out, may be done now."""
-        return self._lane.has_savings
+        return self._role.lane(self._caller).has_savings
 
 
 class Role:
@@ -198,7 +199,7 @@ class Role:
 
     async def turn(self, caller: str) -> Turn:
         """Wait until a question of this caller may be answered. Raises ``TooMany``."""
-        lane = self._many if self._lately(caller) > CALLER_NS else self._few
+        lane = self.lane(caller)
         self.count(caller, lane.expected_ns)
         await lane.turn(caller)
         return Turn(self, lane, caller)
@@ -207,6 +208,10 @@ class Role:
     def refused(self) -> int:
         """Questions that were refused because too many waited."""
         return self._few.refused + self._many.refused
+
+    def lane(self, caller: str) -> Lane:
+        """The lane in which this caller's next question is answered."""
+        return self._many if self._lately(caller) > CALLER_NS else self._few
 
     def count(self, caller: str, took_ns: int) -> None:
         """This caller asked for so much more work."""

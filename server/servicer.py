@@ -7,6 +7,7 @@ Law of this file: a subscriber gets every event exactly once, or a ``Gap`` that 
 """
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 from typing import Any, Final
@@ -17,7 +18,7 @@ import msgspec
 
 from kvbm_console.core.events import PROTOCOL_MINOR
 from kvbm_console.service import LeaderService, Snapshot
-from kvbm_console.stream.broadcast import Subscriber
+from kvbm_console.stream.broadcast import WRITE_NS, Subscriber
 from kvbm_console.stream.document import slot_row
 from kvbm_console.stream.ring import Lost
 from kvbm_console.wire import frames
@@ -223,8 +224,9 @@ class ConsoleServicer:
                 context, grpc.StatusCode.RESOURCE_EXHAUSTED, f"there are {SUBSCRIBERS_MAX} subscribers, the most"
             )
         with turn.working():
-            broadcaster.flush()
+            woken = broadcaster.flush()
             position, gap, snapshot = self._begin(request)
+        turn.charge(WRITE_NS * woken)
         subscriber = broadcaster.subscribe(position, request.encoding, request.client)
         try:
             if gap is not None:
@@ -295,12 +297,13 @@ class ConsoleServicer:
         tail: list[bytes] = []
         digest = None
         if digests is not None and (service.knows_digest or digests.has_savings):
-            service.broadcaster.flush()
+            digests.charge(WRITE_NS * service.broadcaster.flush())
             if ring.first_seq <= cursor.position and ring.next_seq - cursor.position <= ring.chunk_events_max:
                 while isinstance(item := subscriber.read(), bytes):
                     tail.append(item)
-                with digests.working(calls=0):
-                    digest = service.digest()[1]
+                began = time.thread_time_ns()
+                digest = service.digest()[1]
+                digests.charge(time.thread_time_ns() - began)
         recorder = None if service.recorder is None else recorder_message(service.recorder.status())
         beat = frames.heartbeat_frame(
             ring.next_seq - 1, service.at_ns, len(service.broadcaster.subscribers), recorder, digest,

@@ -33,9 +33,11 @@ CREDIT_NS: Final = 1_000_000
 """The most time by which a late flush may shorten the gaps behind it."""
 GAP_NS_MAX: Final = 20_000_000
 """A console draws at most 30 times a second, so 20 ms of delay are not seen."""
+WRITE_NS: Final = 120_000
+"""Processor time of a write to a reader."""
 GAP_NS_PER_READER: Final = 4_000_000
-"""A write to a reader takes 0.12 ms of the processor. From six readers on this bound is above ``GAP_NS_MAX``, and
-fan-out takes at most 3 % of the time. It is half a second for 128 readers."""
+"""From six readers on this bound is above ``GAP_NS_MAX``, and fan-out takes at most 3 % of the time. It is half a
+second for 128 readers."""
 GAP_PER_FAN_OUT: Final = 4
 """Fan-out to one reader takes at most a fifth of the time. With every further reader the gap grows by as much again, up
 to its bound, so more readers wait longer and the engine does not."""
@@ -151,11 +153,14 @@ class Broadcaster:
         self._look_at = 0
         self.flush()
 
-    def flush(self) -> None:
-        """Encode the pending events once, and hand them to the ring, to ``on_flush`` and to the waiting readers."""
+    def flush(self) -> int:
+        """Encode the pending events once, and hand them to the ring, to ``on_flush`` and to the waiting readers.
+
+        Returns the number of readers that it woke.
+        """
         stimuli, events = self._stimuli, self._events
         if not stimuli and not events:
-            return
+            return 0
         self._stimuli, self._events = [], []
         self.flushes += 1
         self._finish_fan_out()
@@ -166,10 +171,10 @@ class Broadcaster:
         else:  # more events in one stimulus than the ring wants in one chunk
             for at in range(0, len(events), self._events_max):
                 self.ring.append(pack_events(events[at : at + self._events_max]))
-        if events:
-            self._wake_readers()
+        woken = self._wake_readers() if events else 0
         if self._on_flush is not None:
             self._on_flush(pack_stimuli(stimuli) if stimuli else None, event_chunk)
+        return woken
 
     def _count_flush(self, stimuli: int) -> None:
         """Count a flush of ``stimuli`` and compute the earliest time of the next."""
@@ -180,12 +185,13 @@ class Broadcaster:
             earned_ns = self._earned_ns + max(self.gap_ns, self._floor_ns)
             self._floor_ns, self._earned_ns = GAP_NS_MIN, min(now_ns, max(earned_ns, now_ns - CREDIT_NS))
 
-    def _wake_readers(self) -> None:
+    def _wake_readers(self) -> int:
         woken, self.idle = self.idle, {}
         self._outstanding += len(woken)
         self._woken = len(woken)
         for subscriber in woken:
             subscriber.wake(self.flushes)
+        return len(woken)
 
     # --- how long a fan-out takes ---
 
@@ -204,9 +210,11 @@ class Broadcaster:
 
     def _set_gap(self) -> None:
         took = self._clock() - self._last_ns
+        self.gap_ns = min(self._gap_ns_max(), max(GAP_NS_MIN, GAP_PER_FAN_OUT * self._woken * took))
+
+    def _gap_ns_max(self) -> int:
         # A reader that lags is not woken, and costs as many writes as the others all the same.
-        most = max(GAP_NS_MAX, GAP_NS_PER_READER * len(self.subscribers))
-        self.gap_ns = min(most, max(GAP_NS_MIN, GAP_PER_FAN_OUT * self._woken * took))
+        return max(GAP_NS_MAX, GAP_NS_PER_READER * len(self.subscribers))
 
     # --- the readers' side ---
 
@@ -220,6 +228,7 @@ class Broadcaster:
         """Forget a reader."""
         self.subscribers.pop(subscriber, None)
         self.idle.pop(subscriber, None)
+        self.gap_ns = min(self.gap_ns, self._gap_ns_max())
 
     def beat(self) -> None:
         """A heartbeat is due for every reader. An unread heartbeat stands for all later ones."""

@@ -152,7 +152,8 @@ async def _flood(kind: str, address: str, port: int) -> None:
         while True:
             await on.wait()
             try:
-                asked += await once(on)
+                took = await once(on)
+                asked += took
             except (grpc.RpcError, OSError):
                 await asyncio.sleep(0.001)
 

@@ -1,6 +1,8 @@
 """Questions take turns: how much of the loop's time they get, in which order, and who never waits for them."""
 
 import asyncio
+import contextlib
+import os
 import time
 from collections import Counter
 from types import SimpleNamespace
@@ -11,7 +13,9 @@ from kvbm_console.client import Client
 from kvbm_console.core import stimuli as st
 from kvbm_console.core.config import BreakpointSpec
 from kvbm_console.core.ids import Authority, Tier
+from kvbm_console.stream.broadcast import WRITE_NS
 from kvbm_console.stream.verbs import Disarm, RenewLease, SetBreakpoint
+from server.daemon import RPC_NICE, thread_ids
 from server.questions import (
     CALL_NS,
     CALLER_NS,
@@ -26,9 +30,10 @@ from server.questions import (
     Turn,
     waited_ns,
 )
-from tests.server.daemons import daemon_at
+from tests.server.daemons import daemon_at, process, socket_directory
 
 WORK_NS = 1_000_000
+MAIN = "from kvbm_console.cli.main import main; main()"
 
 
 async def flooded(role: Role, answered: Counter[str], end: float) -> None:
@@ -155,6 +160,20 @@ async def test_a_turn_is_charged_what_it_took_and_not_what_was_expected() -> Non
     assert role._few.has_savings
 
 
+@pytest.mark.asyncio
+async def test_work_for_a_long_stream_falls_to_the_lane_in_which_its_caller_is_by_then() -> None:
+    """A client that asked much paid for the digests of its streams out of the lane of those that ask little."""
+    role = Role()
+    turn = await role.turn("stream")
+    with turn.working(calls=0):
+        pass
+    role.count("stream", 2 * CALLER_NS)
+    turn.charge(SAVINGS_NS + WORK_NS)
+    assert role._few.has_savings
+    assert not role._many.has_savings
+    assert not turn.has_savings
+
+
 def test_time_in_which_the_thread_waits_for_a_processor_earns_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two percent of the wall were a fifth of a daemon that got a tenth of a core."""
     wall_ns, waited_ns = 0, 0
@@ -172,3 +191,36 @@ def test_a_thread_that_waits_is_told_so() -> None:
     before = waited_ns()
     assert before >= 0
     assert waited_ns() >= before
+
+
+@pytest.mark.asyncio
+async def test_a_subscription_pays_for_the_readers_that_its_flush_wakes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """64 subscriptions at once flushed 64 times, and each flush was written to all that were there before."""
+    async with daemon_at() as daemon, contextlib.AsyncExitStack() as stack:
+        client = await stack.enter_async_context(Client(daemon.address, name="readers"))
+        broadcaster = daemon.service.broadcaster
+        for _ in range(8):
+            await anext(await stack.enter_async_context(client.subscribe()))
+        while len(broadcaster.idle) < 8:  # noqa: ASYNC110  # nothing tells that a reader has begun to wait
+            await asyncio.sleep(0)
+        charged = list[int]()
+        monkeypatch.setattr(Turn, "charge", lambda turn, took_ns: charged.append(took_ns))
+        monkeypatch.setattr(broadcaster, "later", lambda seconds, flush: None)  # nothing else flushes
+        published = broadcaster.next_seq
+        for pool in range(2):
+            daemon.service.dispatcher.submit(st.PoolDeclared, 0, pool, Tier.G1, "GPU", 24, 16, Authority.ENGINE)
+        assert broadcaster.next_seq > broadcaster.ring.next_seq > published
+        await anext(await stack.enter_async_context(client.subscribe()))
+        assert 8 * WRITE_NS in charged
+
+
+@pytest.mark.skipif(not thread_ids(), reason="this system does not list threads")
+def test_threads_of_the_rpc_library_give_way_to_the_loop() -> None:
+    with socket_directory() as place, process("-c", MAIN, "serve", "--listen", f"unix:{place}/d.sock") as daemon:
+        assert daemon.child.stderr is not None
+        assert "serving on" in daemon.child.stderr.readline()
+        threads = [int(name) for name in os.listdir(f"/proc/{daemon.pid}/task")]
+        nice = {thread: os.getpriority(os.PRIO_PROCESS, thread) - os.getpriority(os.PRIO_PROCESS, 0)
+                for thread in threads}
+        assert nice.pop(daemon.pid) == 0
+        assert Counter(nice.values())[RPC_NICE] >= 5

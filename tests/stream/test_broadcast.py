@@ -241,6 +241,23 @@ async def test_readers_that_lag_lengthen_the_gap_as_those_that_wait() -> None:
 
 
 @pytest.mark.asyncio
+async def test_the_gap_of_many_readers_ends_when_they_leave() -> None:
+    """The gap of 64 readers stayed at a quarter of a second until a later fan-out was measured."""
+    bench = Bench()
+    readers = [bench.broadcaster.subscribe(0) for _ in range(10)]
+    waiting = asyncio.create_task(readers[0].wait())
+    await anyio.wait_all_tasks_blocked()
+    bench.publish()
+    await waiting
+    bench.now += 60 * MS
+    while readers[0].read() is not None:
+        pass
+    for left in range(9, -1, -1):
+        bench.broadcaster.unsubscribe(readers[left])
+        assert bench.broadcaster.gap_ns == max(GAP_NS_MAX, left * GAP_NS_PER_READER)
+
+
+@pytest.mark.asyncio
 async def test_a_waiting_reader_is_woken_by_events_heartbeats_and_the_end() -> None:
     bench = Bench()
     reader = bench.broadcaster.subscribe(0)

@@ -174,6 +174,15 @@ class Turn:
             self._lane.charge(took - self._charged_ns)
             self._role.count(self._caller, took - self._charged_ns)
 
+    @contextlib.contextmanager
+    def further(self) -> Iterator[None]:
+        """Surrounds more work for the same question, and charges its time."""
+        began = time.thread_time_ns()
+        try:
+            yield
+        finally:
+            self.charge(time.thread_time_ns() - began)
+
     def charge(self, took_ns: int) -> None:
         """More work for the same question. A stream lives long, so this falls to the lane in which its caller is now.
         """

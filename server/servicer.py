@@ -7,7 +7,6 @@ Law of this file: a subscriber gets every event exactly once, or a ``Gap`` that 
 """
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 from typing import Any, Final
@@ -301,9 +300,8 @@ class ConsoleServicer:
             if ring.first_seq <= cursor.position and ring.next_seq - cursor.position <= ring.chunk_events_max:
                 while isinstance(item := subscriber.read(), bytes):
                     tail.append(item)
-                began = time.thread_time_ns()
-                digest = service.digest()[1]
-                digests.charge(time.thread_time_ns() - began)
+                with digests.further():
+                    digest = service.digest()[1]
         recorder = None if service.recorder is None else recorder_message(service.recorder.status())
         beat = frames.heartbeat_frame(
             ring.next_seq - 1, service.at_ns, len(service.broadcaster.subscribers), recorder, digest,

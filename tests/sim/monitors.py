@@ -18,11 +18,13 @@ tests' ``Mirror``, and recordings are judged by ``recording.verify``: nothing of
 | core | the audit finds something, a stimulus was undone, or an event tells of a broken invariant |
 | rooms | something grows with the lives of clients: pools, readers, feeds, descriptors, or breakpoints in others' way |
 | edge | an exception reached the edge of a thread or of a loop (``World.fail``) |
+| told | `rec verify` passes over damage that a whole recording was given behind the end of the run |
 | end | an orderly end takes too long, or leaves a hold, or its last event is not that of the recording |
 
 Law of this file: a monitor asks nothing that moves the simulation: no dice, no simulated call that takes time.
 """
 
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
 from kvbm_console.core import events as ev
@@ -575,6 +577,33 @@ class Monitors:
             # A lying sync leaves files without an end, and they say so; what a file holds replays all the same.
             if first is not None and not (self._lied() and " is corrupt: " in first):
                 self.violated("recorded", f"{directory} does not replay: {first}")
+        if report.ok and directory.is_dir():
+            self._damage(directory, recording.runs)
+
+    def _damage(self, directory: "SimPath", runs: list[str]) -> None:
+        """Take a segment of each run away for a moment, and change a bit of another."""
+        for run in runs:
+            segments = Recording.open(directory, run).segments  # type: ignore[arg-type]
+            held = [one for one, next_ in pairwise(segments[1:]) if next_.about.first_seq > one.about.first_seq]
+            for segment in held[:1]:
+                self._require_told(segment.path, None, f"a segment of run {run} is missing")  # type: ignore[arg-type]
+            if run != runs[-1]:
+                whole = bytearray(segments[0].path.read_bytes())
+                whole[len(whole) // 2] ^= 1
+                self._require_told(segments[0].path, bytes(whole), f"a bit of run {run} changed")  # type: ignore[arg-type]
+
+    def _require_told(self, path: "SimPath", instead: bytes | None, what: str) -> None:
+        before = path.read_bytes()
+        if instead is None:
+            path.unlink()
+        else:
+            path.write_bytes(instead)
+        try:
+            if verify(path.parent).ok:  # type: ignore[arg-type]
+                self.violated("told", f"{what} in {path.name}, and rec verify says nothing")
+        except RecordingError:
+            pass  # a sentence, too
+        path.write_bytes(before)
 
     def _try_run(self, directory: "SimPath", written: "SimPath", run: str) -> None:
         try:

@@ -23,6 +23,7 @@ from kvbm_console.dispatch import Dispatcher
 from kvbm_console.parts import Parts
 from kvbm_console.recording import files, reader, recover, seal, threads, writer
 from kvbm_console.recording import format as fmt
+from kvbm_console.recording import verify as verification
 from kvbm_console.recording.files import SegmentFile
 from kvbm_console.recording.threads import Syncer, Worker
 from kvbm_console.stream.broadcast import Broadcaster
@@ -139,6 +140,21 @@ def _() -> Iterator[None]:
         yield
 
 
+@mutant("r13-verify-judges-the-last-run-alone", "told", "daemon_killed")
+def _() -> Iterator[None]:
+    def nothing_found(path: Path, run: str, progress: Any) -> verification.VerifyReport:
+        return verification.VerifyReport(str(path), True, None, 0, 0, 0, 0, 0, 0, 0, 0, None, run=run)
+
+    with instead(verification, "_earlier", nothing_found):
+        yield
+
+
+@mutant("r13-a-segment-that-is-gone-is-no-finding", "told", "daemon_killed")
+def _() -> Iterator[None]:
+    with instead(verification, "MISSING", "never"):
+        yield
+
+
 # --- the recorder ----------------------------------------------------------------------------------------------------
 
 
@@ -182,6 +198,13 @@ def _() -> Iterator[None]:
         real(self, name)
 
     with instead(writer.Recorder, "restart", restart):
+        yield
+
+
+@mutant("r35-a-keyframe-is-one-frame-however-large", "heals recorded acknowledged said", "daemon_killed")
+def _() -> Iterator[None]:
+    # The limit of a frame is as small as the other bounds of a run: its keyframes reach 30 kB.
+    with instead(fmt, "FRAME_BYTES_MAX", 15_000), instead(fmt, "PACKED_FROM_BYTES", 2**30):
         yield
 
 

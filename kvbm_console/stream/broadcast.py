@@ -2,7 +2,7 @@
 
 A flush happens at once when the last flush is older than the gap. Otherwise it waits for the loop's next turn, so that
 all events of one turn go out together. It waits longer while recent flushes have been more frequent than one per gap.
-The gap follows the cost of the last fan-out and the number of readers, between 0.5 ms (1 ms under load) and 20 ms. At a
+The gap follows the cost of the last fan-out and the number of readers, between 0.5 ms (5 ms under load) and 20 ms. At a
 thousand events a second each event is on the wire at once. At a million they are sent in chunks that are worth their
 fixed cost.
 
@@ -14,6 +14,7 @@ Law of this file: ``publish`` never waits and never fails for a reader's sake. R
 
 import asyncio
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final
 
 from kvbm_console.core.events import Event
@@ -25,7 +26,7 @@ FLUSH_EVENTS_MAX: Final = 4_096
 """A chunk of this size has long paid for its fixed cost; a larger chunk only adds delay."""
 GAP_NS_MIN: Final = 500_000
 """Half the distance of a thousand evenly spaced events a second, so that jitter does not make them wait."""
-GAP_NS_BUSY: Final = 1_000_000
+GAP_NS_BUSY: Final = 5_000_000
 BUSY_STIMULI: Final = 4
 """A flush of more stimuli shows load, under which larger chunks are worth more. The gap behind it is at least
 ``GAP_NS_BUSY``, and nothing shortens it."""
@@ -35,8 +36,8 @@ GAP_NS_MAX: Final = 20_000_000
 """A console draws at most 30 times a second, so 20 ms of delay are not seen."""
 WRITE_NS: Final = 120_000
 """Processor time of a write to a reader."""
-GAP_NS_PER_READER: Final = 4_000_000
-"""From six readers on this bound is above ``GAP_NS_MAX``, and fan-out takes at most 3 % of the time. It is half a
+GAP_NS_PER_READER: Final = 8_000_000
+"""From three readers on this bound is above ``GAP_NS_MAX``, and fan-out takes at most 1.5 % of the loop's time. It is a
 second for 128 readers."""
 GAP_PER_FAN_OUT: Final = 4
 """Fan-out to one reader takes at most a fifth of the time. With every further reader the gap grows by as much again, up
@@ -54,6 +55,8 @@ class Subscriber:
         self.name = name
         self.beats = 0
         """Heartbeats that are due."""
+        self.took_at = -1
+        """Number of the flush behind which it took its last frame."""
         self._owner = owner
         self._wake = asyncio.Event()
         self._fan_out = 0
@@ -72,7 +75,9 @@ class Subscriber:
     def read(self) -> bytes | Lost | None:
         """The next frame, a loss, or None when it has everything."""
         frame = self._owner.ring.read(self.cursor)
-        if frame is None and self._fan_out:
+        if frame is not None:
+            self.took_at = self._owner.flushes
+        elif self._fan_out:
             self._owner.caught_up(self._fan_out)
             self._fan_out = 0
         return frame
@@ -112,7 +117,9 @@ class Broadcaster:
         self._floor_ns = GAP_NS_MIN
         self._look_at = 0
         """Pending items before ``publish`` asks for a flush: full chunks while a flush is scheduled, else none."""
-        self._outstanding = self._woken = 0
+        self._outstanding = self._woken = self._readers = 0
+        self._scheduled = self._due_ns = 0
+        """Number of the last flush that was left to the loop, and its time."""
 
     @property
     def next_seq(self) -> int:
@@ -147,11 +154,20 @@ class Broadcaster:
             self.flush()
         elif self.later is not None:
             self._look_at = self._events_max
-            self.later(max(0, self._earned_ns + gap_ns - now_ns) / 1e9, self._flush_scheduled)
+            self._scheduled += 1
+            self._due_ns = max(now_ns, self._earned_ns + gap_ns)
+            self.later((self._due_ns - now_ns) / 1e9, partial(self._flush_scheduled, self._scheduled))
 
-    def _flush_scheduled(self) -> None:
-        self._look_at = 0
-        self.flush()
+    def _flush_scheduled(self, number: int) -> None:
+        if number == self._scheduled and self._look_at:
+            self._look_at = 0
+            self.flush()
+
+    def flush_if_due(self) -> None:
+        """Flush now where the loop's next turn would. A publisher on the loop calls it before it waits, so that its own
+        flush is not taken for the work of clients."""
+        if self._look_at and self._clock() >= self._due_ns:
+            self._flush_scheduled(self._scheduled)
 
     def flush(self) -> int:
         """Encode the pending events once, and hand them to the ring, to ``on_flush`` and to the waiting readers.
@@ -162,8 +178,9 @@ class Broadcaster:
         if not stimuli and not events:
             return 0
         self._stimuli, self._events = [], []
+        lag = self._lag()
+        self._finish_fan_out(lag)
         self.flushes += 1
-        self._finish_fan_out()
         self._count_flush(len(stimuli))
         event_chunk = pack_events(events) if events else None
         if event_chunk is not None and len(events) <= self._events_max:
@@ -171,7 +188,7 @@ class Broadcaster:
         else:  # more events in one stimulus than the ring wants in one chunk
             for at in range(0, len(events), self._events_max):
                 self.ring.append(pack_events(events[at : at + self._events_max]))
-        woken = self._wake_readers() if events else 0
+        woken = self._wake_readers(lag) if events else 0
         if self._on_flush is not None:
             self._on_flush(pack_stimuli(stimuli) if stimuli else None, event_chunk)
         return woken
@@ -185,10 +202,10 @@ class Broadcaster:
             earned_ns = self._earned_ns + max(self.gap_ns, self._floor_ns)
             self._floor_ns, self._earned_ns = GAP_NS_MIN, min(now_ns, max(earned_ns, now_ns - CREDIT_NS))
 
-    def _wake_readers(self) -> int:
+    def _wake_readers(self, lag: int) -> int:
         woken, self.idle = self.idle, {}
         self._outstanding += len(woken)
-        self._woken = len(woken)
+        self._woken, self._readers = len(woken), len(woken) + lag
         for subscriber in woken:
             subscriber.wake(self.flushes)
         return len(woken)
@@ -202,19 +219,30 @@ class Broadcaster:
             if not self._outstanding:
                 self._set_gap()
 
-    def _finish_fan_out(self) -> None:
+    def _lag(self) -> int:
+        """Readers that took a frame since the last flush and do not wait for this one.
+
+        They cost as many writes as those that wait. A reader that takes nothing costs nothing.
+        """
+        if len(self.idle) == len(self.subscribers):
+            return 0
+        return sum(reader.took_at == self.flushes and reader not in self.idle for reader in self.subscribers)
+
+    def _finish_fan_out(self, lag: int) -> None:
         """Measure the fan-out at the next flush. A reader that lags makes it at least as long as the time since."""
         if self._outstanding:
             self._outstanding = 0
             self._set_gap()
+        elif lag and not self.idle:  # nobody has caught up for a whole gap
+            self._readers = lag
+            self.gap_ns = self._gap_ns_max()
 
     def _set_gap(self) -> None:
-        took = self._clock() - self._last_ns
-        self.gap_ns = min(self._gap_ns_max(), max(GAP_NS_MIN, GAP_PER_FAN_OUT * self._woken * took))
+        took = (self._clock() - self._last_ns) * self._readers // max(self._woken, 1)
+        self.gap_ns = min(self._gap_ns_max(), max(GAP_NS_MIN, GAP_PER_FAN_OUT * self._readers * took))
 
     def _gap_ns_max(self) -> int:
-        # A reader that lags is not woken, and costs as many writes as the others all the same.
-        return max(GAP_NS_MAX, GAP_NS_PER_READER * len(self.subscribers))
+        return max(GAP_NS_MAX, GAP_NS_PER_READER * self._readers)
 
     # --- the readers' side ---
 
@@ -228,6 +256,7 @@ class Broadcaster:
         """Forget a reader."""
         self.subscribers.pop(subscriber, None)
         self.idle.pop(subscriber, None)
+        self._readers = min(self._readers, len(self.subscribers))
         self.gap_ns = min(self.gap_ns, self._gap_ns_max())
 
     def beat(self) -> None:

@@ -50,8 +50,10 @@ RENEW_S: Final = 0.02
 SAMPLE: Final = struct.Struct("<qqq")
 """Monotonic clock, processor time of the loop's thread, the engine's."""
 IN_FLIGHT: Final = 16
-STREAMS: Final = 64
-FLOODS: Final = ("none", "status", "digest", "history", "snapshot", "digests", "connections", "scrapes")
+STREAMS: Final = {"reader": 1, "readers": 10, "digests": 64}
+FLOODS: Final = (
+    "none", "reader", "readers", "status", "digest", "history", "snapshot", "digests", "connections", "scrapes",
+)
 """``none`` goes on and off, too, and does nothing: what the method itself finds."""
 
 
@@ -157,7 +159,7 @@ async def _flood(kind: str, address: str, port: int) -> None:
             except (grpc.RpcError, OSError):
                 await asyncio.sleep(0.001)
 
-    flood = [asyncio.create_task(asks()) for _ in range(STREAMS if kind == "digests" else IN_FLIGHT)]
+    flood = [asyncio.create_task(asks()) for _ in range(STREAMS.get(kind, IN_FLIGHT))]
     assert flood
     while line := await lines.readline():
         on.set() if line == b"on\n" else on.clear()
@@ -186,8 +188,9 @@ def _once(
         call.cancel()
         return 1
 
-    async def digests(on: asyncio.Event) -> int:
-        call, read = subscribe(pb.SubscribeRequest(client="flood", digests=True).SerializeToString()), 0
+    async def stream(on: asyncio.Event) -> int:
+        asked = pb.SubscribeRequest(client="flood", digests=kind == "digests")
+        call, read = subscribe(asked.SerializeToString()), 0
         while on.is_set() and await call.read():  # the end of a stream is false
             read += 1
         call.cancel()
@@ -212,7 +215,8 @@ def _once(
         return 0
 
     own = {
-        "snapshot": snapshot, "digests": digests, "connections": connections, "scrapes": scrapes, "none": none,
+        "snapshot": snapshot, "connections": connections, "scrapes": scrapes, "none": none,
+        **dict.fromkeys(STREAMS, stream),
     }
     return own.get(kind, asks)
 

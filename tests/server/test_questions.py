@@ -180,7 +180,7 @@ def test_time_in_which_the_thread_waits_for_a_processor_earns_nothing(monkeypatc
     monkeypatch.setattr("server.questions.time", SimpleNamespace(monotonic_ns=lambda: wall_ns))
     monkeypatch.setattr("server.questions.waited_ns", lambda: waited_ns)
     lane = Lane(OwnTime())
-    lane.charge(SAVINGS_NS + 15_000_000)  # of 0.75 s
+    lane.charge(SAVINGS_NS + 750_000_000 // SHARE)
     wall_ns, waited_ns = 1_000_000_000, 900_000_000
     assert not lane.has_savings
     wall_ns, waited_ns = 1_700_000_000, 900_000_000

@@ -185,8 +185,8 @@ def test_one_stimulus_with_more_events_than_a_chunk_is_split_for_the_ring_and_wh
 @pytest.mark.asyncio
 @pytest.mark.parametrize(
     ("count", "took_ns", "gap_ns"),
-    [(3, 0, GAP_NS_MIN), (1, 2 * MS, 8 * MS), (2, 2 * MS, 16 * MS), (3, 2 * MS, GAP_NS_MAX), (1, 50 * MS, GAP_NS_MAX),
-     (10, 2 * MS, 10 * GAP_NS_PER_READER)],
+    [(3, 0, GAP_NS_MIN), (1, 2 * MS, 8 * MS), (2, 2 * MS, 16 * MS), (2, 3 * MS, GAP_NS_MAX), (1, 50 * MS, GAP_NS_MAX),
+     (3, 2 * MS, 3 * GAP_NS_PER_READER), (10, 2 * MS, 10 * GAP_NS_PER_READER)],
 )
 async def test_the_gap_follows_what_the_fan_out_costs_and_to_how_many(count: int, took_ns: int, gap_ns: int) -> None:
     bench = Bench()
@@ -227,17 +227,44 @@ async def test_a_reader_that_stops_does_not_hold_the_rule_up() -> None:
 
 
 @pytest.mark.asyncio
-async def test_readers_that_lag_lengthen_the_gap_as_those_that_wait() -> None:
+@pytest.mark.parametrize("waiting", [0, 1, 9])
+async def test_readers_that_lag_and_take_frames_lengthen_the_gap_as_those_that_wait(waiting: int) -> None:
+    """Ten readers of which none waited kept the gap at its least, and took a quarter of an engine's time."""
     bench = Bench()
-    quick, *_ = (bench.broadcaster.subscribe(0) for _ in range(10))
-    waiting = asyncio.create_task(quick.wait())
-    await anyio.wait_all_tasks_blocked()
+    readers = [bench.broadcaster.subscribe(0) for _ in range(10)]
     bench.publish()
-    await waiting
-    bench.now += 60 * MS
-    while quick.read() is not None:
-        pass
+    for _ in range(3):
+        for reader in readers[:waiting]:
+            while reader.read() is not None:
+                pass
+        tasks = [asyncio.create_task(reader.wait()) for reader in readers[:waiting]]
+        await anyio.wait_all_tasks_blocked()
+        bench.now += 100 * MS
+        for reader in readers[waiting:]:
+            assert reader.read() is not None
+        bench.publish()
+        await asyncio.gather(*tasks)
+    bench.now += 2 * MS
+    for reader in readers[:waiting]:
+        while reader.read() is not None:
+            pass
     assert bench.broadcaster.gap_ns == 10 * GAP_NS_PER_READER
+
+
+@pytest.mark.asyncio
+async def test_readers_that_take_nothing_do_not_lengthen_the_gap() -> None:
+    bench = Bench()
+    reader, *_frozen = (bench.broadcaster.subscribe(0) for _ in range(10))
+    for _ in range(3):
+        waiting = asyncio.create_task(reader.wait())
+        await anyio.wait_all_tasks_blocked()
+        bench.now += 60 * MS
+        bench.publish()
+        await waiting
+        bench.now += 2 * MS
+        while reader.read() is not None:
+            pass
+    assert bench.broadcaster.gap_ns == 8 * MS
 
 
 @pytest.mark.asyncio
@@ -245,13 +272,14 @@ async def test_the_gap_of_many_readers_ends_when_they_leave() -> None:
     """The gap of 64 readers stayed at a quarter of a second until a later fan-out was measured."""
     bench = Bench()
     readers = [bench.broadcaster.subscribe(0) for _ in range(10)]
-    waiting = asyncio.create_task(readers[0].wait())
+    waiting = [asyncio.create_task(reader.wait()) for reader in readers]
     await anyio.wait_all_tasks_blocked()
     bench.publish()
-    await waiting
+    await asyncio.gather(*waiting)
     bench.now += 60 * MS
-    while readers[0].read() is not None:
-        pass
+    for reader in readers:
+        while reader.read() is not None:
+            pass
     for left in range(9, -1, -1):
         bench.broadcaster.unsubscribe(readers[left])
         assert bench.broadcaster.gap_ns == max(GAP_NS_MAX, left * GAP_NS_PER_READER)

@@ -466,8 +466,11 @@ class Daemon:
         if self.rig is not None:
             if self.rig.ranks is not None:
                 self.rig.ranks.attach(asyncio.get_running_loop())
-            await drive(self.rig, speed=self.options.speed, changed=self.service.changed.wait)
-            self.service.broadcaster.flush()
+            broadcaster = self.service.broadcaster
+            await drive(
+                self.rig, speed=self.options.speed, changed=self.service.changed.wait, flush=broadcaster.flush_if_due
+            )
+            broadcaster.flush()
             if self.options.exit_when_done:
                 return
         await asyncio.Event().wait()

@@ -57,7 +57,9 @@ class Turns:
 
     def __init__(self, monotonic_ns: Callable[[], int]) -> None:
         self._monotonic_ns = monotonic_ns
-        self._idle_ns = SLICE_NS
+        self._idle_ns = [SLICE_NS, SLICE_NS]
+        """The shortest first turn behind a slice, and the shortest of the others. Behind a slice the loop's code is no
+        longer in the caches: an idle first turn takes 16 to 35 us, and a later one 5 us."""
         self._busy = False
 
     async def take(self) -> None:
@@ -65,12 +67,13 @@ class Turns:
         wanted, idle = IDLE_TURNS if self._busy else 1, 0
         self._busy = False
         before_ns = self._monotonic_ns()
-        for _ in range(TURNS_MAX):
+        for turn in range(TURNS_MAX):
             await anyio.lowlevel.checkpoint()
             now_ns = self._monotonic_ns()
             took_ns, before_ns = now_ns - before_ns, now_ns
-            self._idle_ns = min(self._idle_ns, max(took_ns, 1))
-            if took_ns <= BUSY_FACTOR * self._idle_ns:
+            kind = turn > 0
+            self._idle_ns[kind] = min(self._idle_ns[kind], max(took_ns, 1))
+            if took_ns <= BUSY_FACTOR * self._idle_ns[kind]:
                 idle += 1
                 if idle >= wanted:
                     return
@@ -80,13 +83,14 @@ class Turns:
 
 async def drive(
     rig: Rig, *, speed: float | None = 1.0, until_ns: int | None = None,
-    changed: Callable[[], Awaitable[None]] | None = None,
+    changed: Callable[[], Awaitable[None]] | None = None, flush: Callable[[], None] | None = None,
     monotonic_ns: Callable[[], int] = time.monotonic_ns,
 ) -> None:
     """Run the rig until every request has ended or ``until_ns`` of virtual time has passed.
 
     ``speed`` None means as fast as possible. ``changed`` wakes the driver when another caller submitted a stimulus, for
-    example a reset. Without it, the call returns when all requests of the rig are held.
+    example a reset. Without it, the call returns when all requests of the rig are held. ``flush`` is called behind each
+    slice.
     """
     pacer = None if speed is None else Pacer(speed, monotonic_ns, rig.now_ns)
     turns = Turns(monotonic_ns)
@@ -97,6 +101,8 @@ async def drive(
                 pacer.anchor(rig.next_ns)
             horizon_ns = pacer() if until_ns is None else min(until_ns, pacer())
         rig.run(horizon_ns, SLICE_NS)
+        if flush is not None:
+            flush()
         if rig.ranks is not None and rig.waits_for_bytes:
             await rig.ranks.moved()
             continue

@@ -211,6 +211,29 @@ async def test_events_that_come_one_a_turn_are_handled_between_two_slices() -> N
 
 
 @pytest.mark.asyncio
+async def test_a_first_turn_that_is_slow_behind_every_slice_is_no_client() -> None:
+    """The first turn takes four times as long as the others, so 16 idle turns followed each slice."""
+    clock = FakeLoopTime()
+    turns = driver.Turns(clock)
+    library = asyncio.create_task(clock.deliver(2, turns_apart=1))
+    for _ in range(3):
+        await _after_a_slice(clock, turns)  # a client, so that later turns are known
+    await library
+    before = clock.turns
+    for _ in range(10):
+        await _after_a_slice(clock, turns)
+    assert clock.turns - before == 10 * 2
+
+
+async def _after_a_slice(clock: FakeLoopTime, turns: driver.Turns) -> None:
+    def cold() -> None:
+        clock.now_ns += 19_000
+
+    asyncio.get_running_loop().call_soon(cold)
+    await turns.take()
+
+
+@pytest.mark.asyncio
 async def test_without_clients_a_slice_costs_one_turn_and_a_flood_keeps_the_engine_for_a_bounded_time() -> None:
     clock = FakeLoopTime()
     turns = driver.Turns(clock)

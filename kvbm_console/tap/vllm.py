@@ -24,6 +24,7 @@ import copy
 import math
 import os
 from collections.abc import Callable, Iterator
+from enum import Enum, auto
 from importlib import import_module
 from typing import Any, Final
 
@@ -56,6 +57,15 @@ _WHOLE: Final = ("FullAttentionSpec", "MLAAttentionSpec", "SinkFullAttentionSpec
 _WINDOWS: Final = ("SlidingWindowSpec", "SlidingWindowMLASpec", "ChunkedLocalAttentionSpec")
 """Specifications of groups that give back their first blocks while the request runs. The tap reports the first group if
 all are such groups."""
+
+
+class _Keeps(Enum):
+    """Blocks of a running request that its group of layers keeps."""
+
+    PREFIX = auto()
+    WINDOW = auto()
+    OTHER = auto()
+    """It gives back blocks in a way of its own, so that nobody can follow them."""
 
 
 class _Nothing(*_BASES):  # type: ignore[misc]
@@ -178,7 +188,7 @@ def _sender(
 
     ``ours`` are the settings, and ``inside`` is the connector's name, None without a connector."""
     group, sizes, keeps = _groups(kv_cache_config, vllm_config)
-    recorder = TapRecorder(by_place=len(sizes) > 1 or beside or at_scheduler or not keeps)
+    recorder = TapRecorder(by_place=len(sizes) > 1 or beside or at_scheduler or keeps is not _Keeps.PREFIX)
     if inside in _TELL_ALL:
         recorder.below = {}
     if inside is not None:
@@ -186,9 +196,9 @@ def _sender(
     sees_pool = at_scheduler or hasattr(_base.KVConnectorBase_V1, "bind_kv_cache_manager")
     recorder.alone = at_scheduler and inside is None and len(sizes) == 1
     recorder.one_size = len(set(sizes)) == 1
-    if keeps is None:
+    if keeps is _Keeps.OTHER:
         recorder.audit_every = 0
-    elif not keeps:
+    elif keeps is _Keeps.WINDOW:
         recorder.window = MovingWindow(group)
     cache = vllm_config.cache_config
     parallel = getattr(vllm_config, "parallel_config", None)
@@ -203,7 +213,8 @@ def _sender(
         serve=bool(ours.get("serve")),
         medium="" if inside is None else str(ours.get("medium") or MEDIA.get(inside, "EXTERNAL")),
         token_file=str(ours.get("token_file", "")), tls_ca=str(ours.get("tls_ca", "")), group=group,
-        others={at: size for at, size in enumerate(sizes) if at != group}, uncertain=keeps is None or not sees_pool,
+        others={at: size for at, size in enumerate(sizes) if at != group},
+        uncertain=keeps is _Keeps.OTHER or not sees_pool,
         caching=bool(getattr(cache, "enable_prefix_caching", True)), silent=inside not in _TELL_ALL,
     )
     hash_tokens = (
@@ -409,16 +420,15 @@ def _transfer_config(spec: dict[str, Any], outer: Any) -> Any:
     return kind(**{**common, **spec})
 
 
-def _groups(kv_cache_config: Any, vllm_config: Any) -> tuple[int, list[int], bool | None]:
-    """The reported group, the tokens in a block of each group, and True if the reported group keeps a whole prefix.
-
-    False if it keeps a window, and None if it gives back blocks in another way."""
+def _groups(kv_cache_config: Any, vllm_config: Any) -> tuple[int, list[int], _Keeps]:
+    """The reported group, the tokens in a block of each group, and which blocks of a request the reported group keeps.
+    """
     groups = getattr(kv_cache_config, "kv_cache_groups", None) or ()
     sizes = [int(group.kv_cache_spec.block_size) for group in groups] or [int(vllm_config.cache_config.block_size)]
     whole = [at for at, group in enumerate(groups) if _are(_WHOLE, group.kv_cache_spec)]
     if whole or not groups:
-        return (whole[0] if whole else 0), sizes, True
-    return 0, sizes, False if _are(_WINDOWS, groups[0].kv_cache_spec) else None
+        return (whole[0] if whole else 0), sizes, _Keeps.PREFIX
+    return 0, sizes, _Keeps.WINDOW if _are(_WINDOWS, groups[0].kv_cache_spec) else _Keeps.OTHER
 
 
 def _sizes(kv_cache_config: Any, vllm_config: Any) -> Sizes:

@@ -6,7 +6,7 @@ places, and a third never seeks at all.
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final
@@ -167,19 +167,25 @@ async def test_the_screen_of_a_moment_is_the_replays(path: Path, monkeypatch: py
                 assert not different, (place, seq, different)
 
 
+async def both_at(live: Console, played: Console, moments: Iterable[int]) -> AsyncIterator[int]:
+    """Play one console to each of these events, and let the other one look back to it."""
+    await back(live)
+    playback = played.session.playback
+    assert playback is not None
+    for seq in sorted(moments):
+        playback.step(seq - playback.position_seq)
+        await played.until(lambda: played.desk.mirror.facts.seq == playback.position_seq + 1)
+        await live.seek(playback.position_seq)
+        yield seq
+
+
 @pytest.mark.asyncio
 @pytest.mark.parametrize("name", ["thrash", "preempt-and-resume", "stuck-slot", "gap"])
 async def test_a_seek_shows_what_playing_from_the_beginning_shows(name: str) -> None:
     tape = Recording.open(RECORDINGS / f"{name}.mcap")
     rng = random.Random(name)
     async with consoles(tape, rng) as (live, played):
-        await back(live)
-        playback = played.session.playback
-        assert playback is not None
-        for seq in sorted(rng.sample(range(tape.first_seq, tape.last_seq), 3)):
-            playback.step(seq - playback.position_seq)
-            await played.until(lambda: played.desk.mirror.facts.seq == playback.position_seq + 1)
-            await live.seek(playback.position_seq)
+        async for _ in both_at(live, played, rng.sample(range(tape.first_seq, tape.last_seq), 3)):
             for _ in range(2):  # rows move at most once a second, and a warning has two seconds to come and five to go
                 for console in (live, played):
                     console.desk.draw(80, 24)
@@ -493,13 +499,7 @@ async def test_the_lanes_of_a_moment_reach_further_back_than_its_stretch(
     tape = Recording.open(RECORDINGS / f"{name}.mcap")
     rng = random.Random(name)
     async with consoles(tape, rng) as (live, played):
-        await back(live)
-        playback = played.session.playback
-        assert playback is not None
-        for seq in sorted(rng.sample(range(tape.first_seq + 200, tape.last_seq), 4)):
-            playback.step(seq - playback.position_seq)
-            await played.until(lambda: played.desk.mirror.facts.seq == playback.position_seq + 1)
-            await live.seek(playback.position_seq)
+        async for _ in both_at(live, played, rng.sample(range(tape.first_seq + 200, tape.last_seq), 4)):
             lanes = [
                 {(life.slot, life.request, life.closed_ns): [(move.start_ns, move.state) for move in life.moves]
                  for life in (*console.desk.mirror.past, *console.desk.mirror.lives.values())}

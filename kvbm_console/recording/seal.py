@@ -45,7 +45,7 @@ SEAL_RETRY_S: Final = 5.0
 RETAIN_WHILE_SEALING_S: Final = 1.0
 """A sealing beside a busy engine can take minutes; the directory is looked at this often meanwhile."""
 
-_CHILD: Final = "import sys; from kvbm_console.recording.seal import main; sys.exit(main(sys.argv[1]))"
+_CHILD: Final = "import sys; from kvbm_console.recording.seal import main; sys.exit(main(*sys.argv[1:]))"
 
 
 def never() -> bool:
@@ -330,7 +330,7 @@ class BackgroundSealer:
 
     def _seal(self, path: Path) -> None:
         # -P: the working directory is not searched for modules.
-        command = [sys.executable, "-P", "-c", _CHILD, str(path)]
+        command = [sys.executable, "-P", "-c", _CHILD, str(path), str(os.getpid())]
         with self._lock:
             if self._stopping.is_set() or not path.exists() or not self.has_room(path, self._growth()):
                 return
@@ -347,10 +347,18 @@ class BackgroundSealer:
                 self._child = self._sealing = None
 
 
-def main(path: str) -> int:
+def main(path: str, parent: str) -> int:
     """Entry of the child process."""
     os.nice(SEAL_NICENESS)
-    return 0 if try_seal(Path(path)) else 1
+    return 0 if try_seal(Path(path), orphaned(int(parent))) else 1
+
+
+def orphaned(parent: int) -> Callable[[], bool]:
+    """True as soon as this process is no longer a child of ``parent``.
+
+    A sealing that outlives its recorder would add a draft that the next recorder of the directory has no room for.
+    """
+    return lambda: os.getppid() != parent
 
 
 # --- retention --------------------------------------------------------------------------------------------------------

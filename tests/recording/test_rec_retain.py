@@ -1,6 +1,8 @@
 """Options of a recording and what is kept of it: bounds in one sentence, whole sealed segments, oldest first."""
 
 import os
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -239,3 +241,17 @@ def test_drafts_of_a_dead_sealer_or_salvage_go(tmp_path: Path) -> None:
         draft.write_bytes(b"x")
     recover_directory(tmp_path)
     assert not any(draft.exists() for draft in drafts)
+
+
+@pytest.mark.parametrize("lives", [True, False])
+def test_a_sealing_ends_with_its_recorder(tmp_path: Path, lives: bool) -> None:
+    """A daemon was killed, and its sealing process wrote a draft that the next daemon had left no room for."""
+    first, _ = segments(tmp_path, 2, sealed=0)
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    parent = os.getpid() if lives else gone.pid
+    done = subprocess.run([sys.executable, "-P", "-c", seal._CHILD, str(first), str(parent)], check=False)
+    assert done.returncode == int(not lives)
+    assert first.exists() is not lives
+    assert first.with_suffix(".mcap").exists() is lives
+    assert not first.with_suffix(".mcap.tmp").exists()

@@ -30,6 +30,10 @@ CHANGES: Final = frozenset({"open", "write", "truncate", "rename", "unlink", "sy
 """Calls that a crash may come in front of."""
 
 
+INIT_PID: Final = 1
+"""The parent of a process whose parent has ended."""
+
+
 class Node:
     """A file, or a directory (then ``entries`` is set)."""
 
@@ -574,6 +578,11 @@ def _writev(fd: int, buffers: Sequence[bytes | memoryview]) -> int:
     return the_disk().write(fd, b"".join(buffers))
 
 
+def _parent_of(process: Process) -> int:
+    parent = process.parent
+    return INIT_PID if parent is None or parent.dead else parent.pid
+
+
 def os_module() -> Namespace:
     """``os``."""
     disk = the_disk()
@@ -592,6 +601,7 @@ def os_module() -> Namespace:
         "lseek": _lseek, "fdatasync": disk.sync, "fsync": disk.sync, "rename": disk.rename, "pread": _pread,
         "stat": lambda path: path.stat(), "fstat": lambda fd: disk.found(disk.at(fd).node),
         "statvfs": lambda path: _Space(max(0, disk.capacity - disk.used), 1),
+        "getpid": lambda: disk.world.process.pid, "getppid": lambda: _parent_of(disk.world.process),
     }, names)
 
 

@@ -118,7 +118,7 @@ class Machine:
 
     def _subprocess(self) -> Namespace:
         return Namespace(
-            subprocess, {"Popen": lambda command, **_: Child(self, command[-1])}, ("DEVNULL", "TimeoutExpired")
+            subprocess, {"Popen": lambda command, **_: Child(self, *command[-2:])}, ("DEVNULL", "TimeoutExpired")
         )
 
     async def run_sync(self, work: Callable[..., Any], *args: Any, **_: Any) -> Any:
@@ -145,21 +145,22 @@ class Child:
 
     numbers = 0
 
-    def __init__(self, machine: Machine, path: str) -> None:
+    def __init__(self, machine: Machine, path: str, parent: str) -> None:
         machine.world.require_alive()
         if machine.no_processes:
             raise OSError(24, "Too many open files")
         machine.daemons += 1
         self._machine = machine
         self._process = machine.process(f"sealer-{machine.daemons}")
+        self._process.parent = machine.world.process
         self._returncode: int | None = None
-        self._thread = Thread(lambda: self._work(path), self._process.name, process=self._process)
+        self._thread = Thread(lambda: self._work(path, int(parent)), self._process.name, process=self._process)
         self._thread.start()
 
-    def _work(self, path: str) -> None:
+    def _work(self, path: str, parent: int) -> None:
         if self._machine.sealing_s:
             self._machine.world.pause(self._machine.sealing_s)
-        self._returncode = 0 if seal.try_seal(SimPath(path)) else 1  # type: ignore[arg-type]
+        self._returncode = 0 if seal.try_seal(SimPath(path), seal.orphaned(parent)) else 1  # type: ignore[arg-type]
         self._process.end("ended")
 
     def poll(self) -> int | None:

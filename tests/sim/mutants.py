@@ -43,6 +43,7 @@ class Mutant(msgspec.Struct, frozen=True):
     laws: tuple[str, ...]
     """The laws of which the defect breaks one."""
     kinds: tuple[str, ...]
+    """None where only the faults that the seed draws for itself bring it out."""
     planted: Planted
     first: int = 0
     within: int = 8
@@ -116,6 +117,12 @@ def _() -> Iterator[None]:
         return True
 
     with instead(seal, "retain", only_sealed), instead(seal.BackgroundSealer, "retain", always_fits):
+        yield
+
+
+@mutant("a-sealing-outlives-its-recorder", "keep", "", first=1944, within=1)
+def _() -> Iterator[None]:
+    with instead(seal, "orphaned", lambda parent: seal.never):
         yield
 
 

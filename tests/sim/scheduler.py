@@ -55,6 +55,7 @@ class Process:
     def __init__(self, world: "World", name: str) -> None:
         self.world = world
         self.name = name
+        self.parent: Process | None = None
         self.dead = False
         self.frozen = False
         self.threads: list[Thread] = []
@@ -62,6 +63,7 @@ class Process:
         self.on_death: list[Callable[[], None]] = []
         """The end of a process, as the system handles it: close its descriptors and connections."""
         world.processes.append(self)
+        self.pid = 1 + len(world.processes)
 
     def kill(self) -> None:
         """As ``kill -9``."""

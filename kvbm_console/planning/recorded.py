@@ -250,28 +250,42 @@ class _Life:
 class AttentionWindow:
     """The size of the attention window, by the blocks that requests gave back.
 
-    With ``computed`` tokens a request has passed ``floor((computed + 1 - window) / block)`` blocks. So each move of a
-    window, and each admission that was given no place for its first blocks, bounds the size from both sides.
+    With ``computed`` tokens a request has passed ``floor((computed + 1 - window) / block)`` blocks. An admission bounds
+    the size from both sides. An engine that schedules a step before the last one has ended gives blocks back later, so
+    a prefill bounds the size from above alone. A decoding request is then late by a token.
     """
 
     def __init__(self) -> None:
         self.block_tokens = 0
-        self.least = 2
-        self.most: int | None = None
-        """None until a window has moved."""
+        self.moves = 0
+        self._least, self._most = 2, 2**62
+        self._decoded_least, self._decoded_most = 2, 2**62
+        """The size, or a token more if the engine is late."""
 
     @property
     def tokens(self) -> int:
         """The largest size that explains all moves; 0 without a move, or if no size does."""
-        return self.most if self.most is not None and self.most >= self.least else 0
+        if not self.moves or self._decoded_least > self._decoded_most:
+            return 0
+        most = min(self._decoded_most, self._most) if self._decoded_least == 2 else self._decoded_most
+        return next((size for size in (most, most - 1) if self._least <= size <= self._most), 0)
 
-    def passed(self, computed: int, blocks: int) -> None:
-        """A request with so many computed tokens has passed so many blocks."""
-        size = self.block_tokens
-        self.least = max(self.least, computed + 2 - (blocks + 1) * size)
+    def found(self, computed: int, blocks: int) -> None:
+        """A request was admitted with so many computed tokens, and without places for its first blocks."""
+        self._least = max(self._least, computed + 2 - (blocks + 1) * self.block_tokens)
         if blocks:
-            most = computed + 1 - blocks * size
-            self.most = most if self.most is None else min(self.most, most)
+            self.moved(computed, blocks)
+
+    def moved(self, computed: int, blocks: int) -> None:
+        """A request with so many computed tokens has passed so many blocks."""
+        self.moves += 1
+        self._most = min(self._most, computed + 1 - blocks * self.block_tokens)
+
+    def decoded(self, computed: int, before: int, blocks: int) -> None:
+        """A decoding request has passed so many blocks, and had passed ``before`` blocks a token ago."""
+        self.moves += 1
+        self._decoded_least = max(self._decoded_least, computed + 1 - (before + 1) * self.block_tokens)
+        self._decoded_most = min(self._decoded_most, computed + 1 - blocks * self.block_tokens)
 
 
 class _Reading:
@@ -434,7 +448,7 @@ class _Reading:
         if life is not None and window is not None:
             life.anchor = event.reused * window.block_tokens + event.external_tokens, self.iteration
             life.passed = event.passed_blocks
-            window.passed(life.anchor[0], life.passed)
+            window.found(life.anchor[0], life.passed)
 
     def _window(self, number: int) -> AttentionWindow | None:
         pool = self.pools.get(number)
@@ -449,11 +463,12 @@ class _Reading:
         window = self._window(self._devices.get(_source_of(life), 0))
         if window is None:
             return
-        at = life.position(self.iteration)
-        if life.decodes and self.iteration > life.anchor[1]:  # it had not passed them an iteration ago
-            window.passed(at - 1, life.passed)
+        at, before = life.position(self.iteration), life.passed
         life.passed += blocks
-        window.passed(at, life.passed)
+        if life.decodes and self.iteration >= life.anchor[1] + 2:  # the steps before this one decoded, too
+            window.decoded(at, before, life.passed)
+        else:
+            window.moved(at, life.passed)
 
     def released(self, event: ev.DeviceBlocksReleased) -> None:
         life = self._live.get(event.slot)
@@ -686,7 +701,7 @@ class _Run:
     def _window_tokens(self, devices: list[ev.PoolKnown]) -> int:
         """The attention window of all layers, 0 without one."""
         windows = [self.reading.windows[pool.pool] for pool in devices if pool.pool in self.reading.windows]
-        moved = [window for window in windows if window.most is not None]
+        moved = [window for window in windows if window.moves]
         if not moved:
             return 0
         tokens = moved[0].tokens

@@ -153,6 +153,11 @@ class MachineLedger:
     def appended(self, work: Work, ids: list[int]) -> None:
         """Nothing: the blocks in use are counted when the iteration begins."""
 
+    def passed(self, work: Work) -> list[int]:
+        """Look at the blocks in use before the window gives some back; no block is withheld."""
+        self._look()
+        return []
+
     def cloned(self, work: Work, clones: Sequence[Work], ids: list[int]) -> None:
         """Count each clone as a request that arrived with the first sequence."""
         for known in (self._arrived_ns, self._output_tokens, self._first_token_ns):

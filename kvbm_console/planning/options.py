@@ -191,6 +191,7 @@ class CacheOptions(msgspec.Struct, frozen=True, kw_only=True):
             "max_batch_tokens": self.max_num_batched_tokens, "max_running": self.max_num_seqs,
             "max_waiting": self.max_waiting,
             "patience_ns": None if self.machine is None else self.machine.engine.patience_ns,
+            "window_tokens": None if self.machine is None else self.machine.engine.window_tokens,
             "step_base_ns": self.step_base, "prefill_token_ns": self.step_prefill_token,
             "decode_request_ns": self.step_decode_request,
         }

@@ -30,7 +30,7 @@ from kvbm_console.core.columns import unpack_hashes, unpack_ids
 from kvbm_console.core.config import LeaderConfig
 from kvbm_console.core.errors import UsageError
 from kvbm_console.core.eviction.policy import PolicyConfig
-from kvbm_console.core.ids import Authority, FinishReason, ReleaseReason, Tier
+from kvbm_console.core.ids import Authority, FinishReason, ReleaseReason, SlotState, Tier
 from kvbm_console.core.instructions import StartTransfer
 from kvbm_console.core.leader.decider import Decider
 from kvbm_console.planning.measured import Measured, of_recording, origins_of
@@ -215,8 +215,8 @@ class _Life:
     """A slot, or a chain of a stream."""
 
     __slots__ = (
-        "clones", "computed", "ended", "event", "filled", "hashes", "known", "last_ns", "loads", "opened_ns", "parent",
-        "prompt", "went_on",
+        "anchor", "clones", "computed", "decodes", "ended", "event", "filled", "hashes", "known", "last_ns", "loads",
+        "opened_ns", "parent", "passed", "prompt", "went_on",
     )
 
     def __init__(self, event: Any, hashes: tuple[int, ...], prompt: int) -> None:
@@ -229,6 +229,11 @@ class _Life:
         self.filled: dict[int, None] = {}
         """Hashes of blocks behind the prompt, in their order."""
         self.computed = 0
+        self.anchor = 0, 0
+        """Computed tokens, and the iteration that computed them; see ``position``."""
+        self.decodes = False
+        self.passed = 0
+        """Leading blocks that its attention window has passed."""
         self.ended: ev.SlotMoved | None = None
         self.went_on = False
         """True if it lost hits: other engines end a request whose load fails."""
@@ -236,6 +241,51 @@ class _Life:
         self.parent: _Life | None = None
         self.loads: list[Fault | None] = []
         """Its loads in their order, each with its fault if it went on without what failed."""
+
+    def position(self, iteration: int) -> int:
+        """Tokens that are computed after an iteration: a decoding request adds one in each."""
+        return self.anchor[0] + (iteration - self.anchor[1] if self.decodes else 0)
+
+
+class AttentionWindow:
+    """The size of the attention window, by the blocks that requests gave back.
+
+    With ``computed`` tokens a request has passed ``floor((computed + 1 - window) / block)`` blocks. An admission bounds
+    the size from both sides. An engine that schedules a step before the last one has ended gives blocks back later, so
+    a prefill bounds the size from above alone. A decoding request is then late by a token.
+    """
+
+    def __init__(self) -> None:
+        self.block_tokens = 0
+        self.moves = 0
+        self._least, self._most = 2, 2**62
+        self._decoded_least, self._decoded_most = 2, 2**62
+        """The size, or a token more if the engine is late."""
+
+    @property
+    def tokens(self) -> int:
+        """The largest size that explains all moves; 0 without a move, or if no size does."""
+        if not self.moves or self._decoded_least > self._decoded_most:
+            return 0
+        most = min(self._decoded_most, self._most) if self._decoded_least == 2 else self._decoded_most
+        return next((size for size in (most, most - 1) if self._least <= size <= self._most), 0)
+
+    def found(self, computed: int, blocks: int) -> None:
+        """A request was admitted with so many computed tokens, and without places for its first blocks."""
+        self._least = max(self._least, computed + 2 - (blocks + 1) * self.block_tokens)
+        if blocks:
+            self.moved(computed, blocks)
+
+    def moved(self, computed: int, blocks: int) -> None:
+        """A request with so many computed tokens has passed so many blocks."""
+        self.moves += 1
+        self._most = min(self._most, computed + 1 - blocks * self.block_tokens)
+
+    def decoded(self, computed: int, before: int, blocks: int) -> None:
+        """A decoding request has passed so many blocks, and had passed ``before`` blocks a token ago."""
+        self.moves += 1
+        self._decoded_least = max(self._decoded_least, computed + 1 - (before + 1) * self.block_tokens)
+        self._decoded_most = min(self._decoded_most, computed + 1 - blocks * self.block_tokens)
 
 
 class _Reading:
@@ -259,12 +309,18 @@ class _Reading:
         """Pool of a stream to the most blocks that it had at once."""
         self.evicting: set[int] = set()
         """Pools of streams that gave blocks up."""
-        self.windows = False
-        """True if requests gave back blocks that their attention window had passed."""
+        self.windows: dict[int, AttentionWindow] = {}
+        """Device pool to the window of its requests."""
+        self.iteration = 0
         self.first_place_used: set[int] = set()
         """Device pools whose place 0 was given out; vLLM never does that."""
         self.seats: Counter[int] = Counter()
-        """Running requests to the iterations in which others waited although a quarter of the device was free."""
+        """Running requests to the iterations in which others waited although a quarter of the device was free, and the
+        prompt of the first of them fitted."""
+        self._waiting: dict[int, _Life] = {}
+        """Slots without blocks, the next to be admitted first."""
+        self._devices: dict[int, int] = {}
+        """Source to the device pool whose places its requests hold."""
         self._held: Counter[int] = Counter()
         """Device blocks to their holders."""
         self._resident: dict[int, set[int]] = {}
@@ -294,6 +350,7 @@ class _Reading:
     def opened(self, event: ev.SlotOpened) -> None:
         life = self._live[event.slot] = _Life(event, tuple(unpack_hashes(event.hashes)), event.prompt_tokens)
         self.lives.append(life)
+        self._waiting[event.slot] = life
 
     def cloned(self, event: ev.SlotCloned) -> None:
         parent = self._live.get(event.parent)
@@ -302,6 +359,7 @@ class _Reading:
         life = self._live[event.slot] = _Life(event, parent.hashes, parent.prompt)
         life.parent = parent
         life.filled = dict(islice(parent.filled.items(), len(parent.filled)))
+        life.anchor, life.decodes, life.passed = parent.anchor, parent.decodes, parent.passed
         parent.clones.append(life)
 
     def moved(self, event: ev.SlotMoved) -> None:
@@ -310,11 +368,16 @@ class _Reading:
             self.unknown_slots += event.reason is not None
             return
         life.computed = max(life.computed, event.computed_tokens)
+        life.anchor, life.decodes = (event.computed_tokens, self.iteration), event.new is SlotState.DECODING
+        if event.new is SlotState.PREEMPTED:
+            life.passed = 0
+            self._waiting = {event.slot: life, **self._waiting}
         if event.reason is not None and life.ended is None:
             life.ended = event
 
     def closed(self, event: ev.SlotClosed) -> None:
         self._live.pop(event.slot, None)
+        self._waiting.pop(event.slot, None)
 
     def blocks_filled(self, event: ev.BlocksFilled) -> None:
         hashes = iter(unpack_hashes(event.hashes))
@@ -370,20 +433,63 @@ class _Reading:
     def assigned(self, event: ev.DeviceBlocksAssigned) -> None:
         ids = unpack_ids(event.ids)
         self._held.update(ids)
+        for slot in event.slots:
+            self._waiting.pop(slot, None)
+        if event.slots[0] in self._live:
+            self._devices[_source_of(self._live[event.slots[0]])] = event.pool
         if 0 in ids:
             self.first_place_used.add(event.pool)
+        if event.passed_blocks or event.reused or event.external_tokens:
+            self._admitted_behind(event)
+
+    def _admitted_behind(self, event: ev.DeviceBlocksAssigned) -> None:
+        """A request goes on behind a prefix that was found."""
+        life, window = self._live.get(event.slots[0]), self._window(event.pool)
+        if life is not None and window is not None:
+            life.anchor = event.reused * window.block_tokens + event.external_tokens, self.iteration
+            life.passed = event.passed_blocks
+            window.found(life.anchor[0], life.passed)
+
+    def _window(self, number: int) -> AttentionWindow | None:
+        pool = self.pools.get(number)
+        if pool is None:
+            return None
+        window = self.windows.setdefault(number, AttentionWindow())
+        window.block_tokens = pool.block_tokens
+        return window
+
+    def _window_moved(self, life: _Life, blocks: int) -> None:
+        """The window of a request has passed further blocks, before an iteration that it takes part in."""
+        window = self._window(self._devices.get(_source_of(life), 0))
+        if window is None:
+            return
+        at, before = life.position(self.iteration), life.passed
+        life.passed += blocks
+        if life.decodes and self.iteration >= life.anchor[1] + 2:  # the steps before this one decoded, too
+            window.decoded(at, before, life.passed)
+        else:
+            window.moved(at, life.passed)
 
     def released(self, event: ev.DeviceBlocksReleased) -> None:
-        self.windows |= event.why is ReleaseReason.PAST_WINDOW
+        life = self._live.get(event.slot)
+        if event.why is ReleaseReason.PAST_WINDOW and life is not None:
+            self._window_moved(life, len(unpack_ids(event.ids)))
         for block in unpack_ids(event.ids):
             self._held[block] -= 1
             if self._held[block] <= 0:
                 del self._held[block]
 
     def advanced(self, event: ev.IterationAdvanced) -> None:
+        self.iteration = event.iteration
+        for number, position in zip(event.slots, event.positions, strict=True):
+            life = self._live.get(number)
+            if life is not None:
+                life.anchor = position, event.iteration
         if event.waiting:
             blocks = sum(pool.capacity_blocks or 0 for pool in self.pools.values() if pool.tier is Tier.G1)
-            self.seats[event.running] += 4 * len(self._held) <= 3 * blocks
+            next_one = next(iter(self._waiting.values()), None)
+            prompt = 0 if next_one is None else len(next_one.hashes) + 1
+            self.seats[event.running] += 4 * len(self._held) <= 3 * blocks and len(self._held) + prompt <= blocks
 
     def seen(self, event: ev.BlocksSeen) -> None:
         """Sizes of the pools of a stream, and the chains of the device: what lies below was on the device before."""
@@ -538,7 +644,7 @@ class _Run:
         many it had."""
         if life.ended is None or life.ended.reason is not FinishReason.TOO_LARGE:
             return ()
-        longest = -(-(life.prompt + life.event.output_limit - 1) // size)
+        longest = machine.engine.most_held(life.prompt + life.event.output_limit - 1, size)
         return ((),) * machine.engine.max_running if longest <= machine.engine.g1_blocks else ()
 
     def _length(self, life: _Life, size: int, *, exact: bool) -> tuple[int, int | None]:
@@ -562,7 +668,7 @@ class _Run:
         size = devices[0].block_tokens if devices else BLOCK_TOKENS
         blocks = self._device_blocks(devices)
         below = {tier: self._below(engine, tier) for tier in (Tier.G2, Tier.G3)}
-        config = EngineConfig(g1_blocks=blocks, **self._limits(measured))
+        config = EngineConfig(g1_blocks=blocks, window_tokens=self._window_tokens(devices), **self._limits(measured))
         copied_blocks, copied_bytes = self.reading.copied
         if copied_blocks:
             config = msgspec.structs.replace(
@@ -591,6 +697,21 @@ class _Run:
                 return self.reading.peaks[pool.pool]
         self.notes.append(f"the capacity of the device is not in it: {DEVICE_BLOCKS:,} blocks are assumed")
         return DEVICE_BLOCKS
+
+    def _window_tokens(self, devices: list[ev.PoolKnown]) -> int:
+        """The attention window of all layers, 0 without one."""
+        windows = [self.reading.windows[pool.pool] for pool in devices if pool.pool in self.reading.windows]
+        moved = [window for window in windows if window.moves]
+        if not moved:
+            return 0
+        tokens = moved[0].tokens
+        self.notes.append(
+            f"all layers see a window of {tokens} tokens, by the blocks that requests gave back while they ran"
+            if tokens else
+            "requests give back blocks while they run, but not as a sliding window does, and the replay holds them to "
+            "the end"
+        )
+        return tokens
 
     def _below(self, engine: int, tier: Tier) -> int:
         """Blocks of a lower tier: its capacity, else the most that it had at once."""
@@ -649,10 +770,6 @@ class _Run:
             self.notes.append(
                 "the engine has several groups of blocks, and the first one is replayed: hits that miss a block of "
                 "another group count as hits"
-            )
-        if reading.windows:
-            self.notes.append(
-                "requests give back blocks that their attention window has passed, and the replay holds them to the end"
             )
         if not isinstance(lives[0].event, ev.SlotOpened):
             self.notes.append("a stream names stored blocks and no request, so every request had a miss")

@@ -21,7 +21,7 @@ from kvbm_console.core.instructions import MatchAnswer
 from kvbm_console.core.leader import Leader, Outcome, settle
 from kvbm_console.core.leader.decider import Decider
 from kvbm_console.core.leader.iterations import Appended, date_early, fill, remember_early
-from kvbm_console.core.leader.lookups import admit, assign, match, open_slot
+from kvbm_console.core.leader.lookups import admit, assign, match, open_slot, pass_window
 from kvbm_console.core.leader.pipeline import report
 from kvbm_console.core.leader.requests import end, preempt, use_ended
 from kvbm_console.core.leader.slots import move
@@ -219,7 +219,7 @@ class TieredLedger(MachineLedger):
     def admitted(self, work: Work, prefix: int, found_tokens: int) -> None:
         """Score the prefix of a request and start its load."""
         slot = self._slot(work.name)
-        self._decide(admit, self._device, slot, work.blocks, prefix, found_tokens)
+        self._decide(admit, self._device, slot, work.held, prefix, found_tokens, work.passed)
         if self._ended is not None:
             self._records[work.name].hits = slot.hits
         self._carry_out()
@@ -228,6 +228,12 @@ class TieredLedger(MachineLedger):
         """Mirror the blocks."""
         self._decide(assign, self._device, [self._slot(work.name)], [len(ids)], ids, 0, 0)
         self._carry_out()
+
+    def passed(self, work: Work) -> list[int]:
+        """Mirror the window; blocks that a running copy still uses are withheld."""
+        fenced = self._decide(pass_window, self._slot(work.name), work.passed)
+        self._carry_out()
+        return [] if fenced is None else unpack_ids(fenced.ids)
 
     def cloned(self, work: Work, clones: Sequence[Work], ids: list[int]) -> None:
         """Open the clones, and count them as requests that arrived with the first sequence."""

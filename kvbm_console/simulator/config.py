@@ -29,14 +29,43 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """How long a running request without a block stands back for blocks that a copy withholds, before it preempts."""
     token_bytes: int = TOKEN_BYTES
     """K/V of one token, for the time of transfers."""
+    window_tokens: int = 0
+    """Tokens that a token sees, itself included, in all layers; 0 if it sees all tokens before it. With 1 nothing would
+    be cached."""
 
     def __post_init__(self) -> None:
         for field in ("g1_blocks", "max_batch_tokens", "max_running", "max_waiting", "step_base_ns", "token_bytes"):
             value = getattr(self, field)
             require(1 <= value <= 2**31 - 1, field, "from 1 to 2147483647", value)
-        for field in ("prefill_token_ns", "decode_request_ns", "patience_ns"):
+        for field in ("prefill_token_ns", "decode_request_ns", "patience_ns", "window_tokens"):
             value = getattr(self, field)
             require(0 <= value <= 2**31 - 1, field, "from 0 to 2147483647", value)
+
+        require(self.window_tokens != 1, "window_tokens", "0 or from 2 on", self.window_tokens)
+
+    def passed_blocks(self, computed_tokens: int, block_tokens: int) -> int:
+        """Leading blocks that no token sees from ``computed_tokens`` on.
+
+        >>> EngineConfig(g1_blocks=1, window_tokens=64).passed_blocks(79, 16)
+        1
+        """
+        if not self.window_tokens:
+            return 0
+        return max(0, computed_tokens + 1 - self.window_tokens) // block_tokens
+
+    def window_blocks(self, block_tokens: int) -> int:
+        """Blocks in a row, up to its end, that a hit needs; 0 if it needs all.
+
+        >>> EngineConfig(g1_blocks=1, window_tokens=64).window_blocks(16)
+        4
+        """
+        return -(-(self.window_tokens - 1) // block_tokens) if self.window_tokens else 0
+
+    def most_held(self, tokens: int, block_tokens: int) -> int:
+        """Most blocks that a sequence of so many tokens holds at once."""
+        if self.window_tokens:
+            tokens = min(tokens, self.window_tokens - 1 + self.max_batch_tokens + block_tokens)
+        return -(-tokens // block_tokens)
 
     def step_ns(self, prefill_tokens: int, decoding: int) -> int:
         """Duration of an iteration.

@@ -21,6 +21,8 @@ from kvbm_console.core.columns import prefix_of
 from kvbm_console.core.errors import InternalError, UsageError
 from kvbm_console.core.ids import EMPTY_HASH
 
+NO_PLACE: Final = -1
+"""In the place of a block that lies before the attention window of its request."""
 _DEAD_FACTOR: Final = 4
 """Entries before the head are kept up to this many times the capacity: amortised O(1), bounded memory."""
 
@@ -117,6 +119,23 @@ class DevicePool:
             self._found = {}
             return prefix_of(self._index, hashes[:limit])
         return list(found.values())
+
+    def match_window(self, hashes: Sequence[int], blocks: int, limit: int) -> list[int]:
+        """Places of the longest prefix of ``hashes`` whose last ``blocks`` are here, or all of it if it is shorter.
+
+        At most ``limit`` blocks; ``NO_PLACE`` stands in front of those that are needed. Changes nothing.
+
+        >>> pool = DevicePool(4)
+        >>> pool.store(pool.allocate(4), [11, 12, 13, 15])
+        >>> pool.match_window([9, 12, 13, 14, 15], 2, 5), pool.match_window([11, 12, 14], 3, 3)
+        ([-1, 1, 2], [0, 1])
+        """
+        index, run = self._index, 0
+        for at in range(min(limit, len(hashes)) - 1, -1, -1):
+            run = run + 1 if hashes[at] in index else 0
+            if run == blocks:
+                return [*[NO_PLACE] * at, *map(index.__getitem__, hashes[at : at + run])]
+        return [*map(index.__getitem__, hashes[:run])]
 
     def fits(self, count: int, prefix: Sequence[int] = ()) -> bool:
         """True if ``allocate(count, prefix)`` would succeed: the prefix must not pay for the new blocks."""

@@ -33,7 +33,10 @@ class SimulatedMachine(msgspec.Struct, frozen=True, kw_only=True):
 
     def labels(self) -> dict[str, str]:
         """The label of a recording of this machine; the leader's numbers are not in it."""
-        return {LABEL: msgspec.json.encode(_Label(self.engine, tuple(self.links))).decode()}
+        label = msgspec.to_builtins(_Label(self.engine, tuple(self.links)))
+        if not self.engine.window_tokens:  # as before there were windows
+            del label["engine"]["window_tokens"]
+        return {LABEL: msgspec.json.encode(label).decode()}
 
     def describe(self) -> str:
         """A line for people.

@@ -66,6 +66,10 @@ class EnginePort(Protocol):
         """A request that was admitted before was given further blocks, told on their own."""
         ...
 
+    def passed(self, work: Work) -> list[int]:
+        """The window of a request has passed ``work.passed`` blocks. Those that are returned may not be reused yet."""
+        ...
+
     def cloned(self, work: Work, clones: Sequence[Work], ids: list[int]) -> None:
         """A request goes on as several sequences: ``ids`` are the partial last blocks of the clones, if any."""
         ...
@@ -160,11 +164,18 @@ class StimulusPort:
 
     def admitted(self, work: Work, prefix: int, found_tokens: int) -> None:
         """As ``EnginePort.admitted``; the leader knows the prefix from the lookup."""
-        self._submit(BlocksAllocated, work.name, pack_ids(work.blocks), found_tokens)
+        self._submit(
+            BlocksAllocated, work.name, pack_ids(work.held), found_tokens, passed_blocks=work.passed,
+        )
 
     def appended(self, work: Work, ids: list[int]) -> None:
         """As ``EnginePort.appended``."""
-        self._submit(BlocksAllocated, work.name, pack_ids(ids), 0)
+        self._submit(BlocksAllocated, work.name, pack_ids(ids), 0, passed_blocks=work.passed)
+
+    def passed(self, work: Work) -> list[int]:
+        """As ``EnginePort.passed``."""
+        result = self._submit(BlocksAllocated, work.name, b"", 0, passed_blocks=work.passed).result
+        return unpack_ids(result.ids) if isinstance(result, FencedBlocks) else []
 
     def cloned(self, work: Work, clones: Sequence[Work], ids: list[int]) -> None:
         """As ``EnginePort.cloned``."""
@@ -217,8 +228,8 @@ class ContentsPort(StimulusPort):
 
     def admitted(self, work: Work, prefix: int, found_tokens: int) -> None:
         """As ``EnginePort.admitted``; the reused prefix is compared."""
-        self._contents.check(self._pool, work.blocks[:prefix], work.hashes[:prefix])
-        self._contents.spoil(self._pool, work.blocks[prefix:])
+        self._contents.check(self._pool, work.blocks[work.passed : prefix], work.hashes[work.passed : prefix])
+        self._contents.spoil(self._pool, work.blocks[max(work.passed, prefix) :])
         super().admitted(work, prefix, found_tokens)
 
     def appended(self, work: Work, ids: list[int]) -> None:

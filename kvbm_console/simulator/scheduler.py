@@ -15,6 +15,9 @@ blocks. A request that loads has no seat. Two differences:
 * Copies may still read blocks of ended requests, which come back by themselves. Meanwhile a
   running request without a block is left out for a moment (``patience_ns``) instead of preempting another.
 
+With an attention window a request gives back the blocks that its next token does not see, each time before it takes
+others. They stay cached. A hit needs the blocks of the window alone, so the blocks before it may be gone.
+
 A request of n sequences has n seats while it runs, and is admitted only when the partial blocks of its clones fit,
 too. It is cloned when it is scheduled for the first time after its prompt was computed. From then on each sequence
 is preempted and ends alone. With one token to generate it ends before that, and no clone is opened.
@@ -27,7 +30,7 @@ from typing import Final
 from kvbm_console.core.errors import InternalError
 from kvbm_console.core.instructions import MatchAnswer
 from kvbm_console.simulator.config import EngineConfig
-from kvbm_console.simulator.device_pool import DevicePool
+from kvbm_console.simulator.device_pool import NO_PLACE, DevicePool
 from kvbm_console.simulator.port import EnginePort
 from kvbm_console.simulator.work import CloneFamily, Plan, Work
 
@@ -95,12 +98,14 @@ class Scheduler:
         plan = Plan()
         self._refused = None
         budget = self.config.max_batch_tokens
-        plan.tell_at_once = bool(waiting or loaded or self._due) or (
+        # With windows the requests of an iteration take blocks that others of it have given back.
+        windows = self.config.window_tokens > 0
+        plan.tell_at_once = windows or bool(waiting or loaded or self._due) or (
             self.pool.free_blocks <= len(running) + budget // self.block_tokens
         )
         kept = self._kept_for_loaded() if loaded else 0
         budget -= kept
-        if 0 < self._steady <= budget and self._go_on(plan):
+        if 0 < self._steady <= budget and not windows and self._go_on(plan):
             budget -= plan.steady
         budget = kept + self._schedule_running(plan, budget, now_ns)
         if not plan.preempted and (waiting or loaded):
@@ -213,12 +218,12 @@ class Scheduler:
 
     def _schedule_running(self, plan: Plan, budget: int, now_ns: int) -> int:
         standing, running, tokens = self.port.standing, self.running, plan.tokens
-        size, at = self.block_tokens, plan.steady
+        size, at, windows = self.block_tokens, plan.steady, self.config.window_tokens > 0
         while at < len(running):
             work = running[at]
             if work.decoding and budget > 0 and work.computed < len(work.blocks) * size and not work.skipped and (
                 not standing or work.name not in standing
-            ):  # by far the most common case: a token that has a place
+            ) and not windows:  # by far the most common case: a token that has a place
                 tokens.append((work, 1))
                 plan.decoding += 1
                 work.starved_ns = None
@@ -246,6 +251,7 @@ class Scheduler:
         False when it stands back or was preempted.
         """
         work = self.running[at]
+        self._pass(work)
         need = self._blocks(work.computed + count) - len(work.blocks)
         if need <= 0:
             return True
@@ -260,6 +266,23 @@ class Scheduler:
             plan.appended_counts.append(need)
             plan.appended_ids += ids
         return True
+
+    def _pass(self, work: Work) -> None:
+        """Give back the blocks that the attention window of a request has passed, before it takes others.
+
+        A held request keeps them, because a copy of them may wait for its hold.
+        """
+        if not self.config.window_tokens or work.name in self.port.held:
+            return
+        before, passed = work.passed, self.config.passed_blocks(work.computed, self.block_tokens)
+        if passed <= before:
+            return
+        ids = work.blocks[before:passed]
+        work.blocks[before:passed] = [NO_PLACE] * len(ids)
+        work.passed = passed
+        self.withhold(work.name, ids)
+        kept = set(self.port.passed(work))
+        self.give_back(work.name, [block for block in ids if block not in kept])
 
     def _take(self, plan: Plan, at: int, need: int, now_ns: int) -> list[int] | None:
         """Blocks for running request ``at``, or None when it stands back or was preempted."""
@@ -284,6 +307,7 @@ class Scheduler:
         They share the full blocks of the prompt. Each has a partial last block of its own.
         """
         work = self.running[at]
+        self._pass(work)
         shared = work.blocks[: work.computed // self.block_tokens]
         tail = len(work.blocks) - len(shared)
         ids = self._take(plan, at, tail * work.due, now_ns)
@@ -294,7 +318,7 @@ class Scheduler:
         work.family = CloneFamily(work.request, count + 1)
         clones = []
         for index in range(count):
-            self.pool.touch(shared)
+            self.pool.touch(shared[work.passed :])
             clones.append(work.clone(index + 2, shared + ids[index * tail : (index + 1) * tail]))
         self.running[at + 1 : at + 1] = clones
         self.cloned += count
@@ -360,6 +384,7 @@ class Scheduler:
             if self._seats_taken() + work.due >= self.config.max_running:
                 return 0
             count = min(work.left, budget)
+            self._pass(work)
             need = max(0, self._blocks(work.computed + count) - len(work.blocks))
             ids = self.pool.allocate(need)
             while ids is None and not (plan.steady or plan.tokens or self._blocks_come_back()):
@@ -389,7 +414,7 @@ class Scheduler:
             work = self.waiting[at]
             if self._seats_taken() + sum(1 + other.due for other in self.loaded) + work.due >= self.config.max_running:
                 break
-            prefix = self.pool.match(work.hashes, (work.total - 1) // self.block_tokens)
+            prefix = self._found(work)
             found = self._look_up(work, len(prefix) * self.block_tokens)
             lookups += 1
             if found.tokens is None or work.name in self.port.standing:
@@ -398,20 +423,23 @@ class Scheduler:
             computed = len(prefix) * self.block_tokens + found.tokens
             wait = found.tokens > 0 and found.asynchronous
             count = 0 if wait else min(work.total - computed, budget)
-            need = self._blocks(computed + count) - len(prefix)
+            passed = self.config.passed_blocks(computed, self.block_tokens)
+            held = prefix[passed:] if passed else prefix
+            need = self._blocks(computed + count) - max(len(prefix), passed)
             more = work.due if work.request.prompt_tokens % self.block_tokens else 0
             if wait and self._others_go_on():
-                more += self._blocks(work.total) - self._blocks(computed) + self._owed()
-            ids = None if more and not self.pool.fits(need + more, prefix) else self.pool.allocate(need, prefix)
+                more += self.config.most_held(work.total, self.block_tokens) - len(held) - need + self._owed()
+            ids = None if more and not self.pool.fits(need + more, held) else self.pool.allocate(need, held)
             if ids is None:
                 self._refused = work
                 break
             del self.waiting[at]
-            work.blocks = prefix + ids
+            work.blocks = [NO_PLACE] * passed + held + ids if passed else prefix + ids
+            work.passed = passed
             work.stored = len(prefix)
             work.computed = computed
             if found.tokens:
-                work.loading_from = len(prefix)
+                work.loading_from = max(len(prefix), passed)
                 self.loading[work.name] = work
             self.port.admitted(work, len(prefix), found.tokens)
             if not found.tokens:
@@ -419,6 +447,11 @@ class Scheduler:
                 self._schedule(plan, work, count)
                 budget -= count
         return budget
+
+    def _found(self, work: Work) -> list[int]:
+        """The places of the longest prefix that the engine itself has; blocks before its window may have none."""
+        limit, blocks = (work.total - 1) // self.block_tokens, self.config.window_blocks(self.block_tokens)
+        return self.pool.match_window(work.hashes, blocks, limit) if blocks else self.pool.match(work.hashes, limit)
 
     def _others_go_on(self) -> bool:
         """True if another request computes or will, and so gives blocks back one day; a hold may be for ever."""
@@ -434,8 +467,8 @@ class Scheduler:
         """
         held = self.port.held
         return sum(
-            self._blocks(work.total) - len(work.blocks) for work in chain(self.loading.values(), self.loaded)
-            if work.name not in held
+            self.config.most_held(work.total, self.block_tokens) - len(work.held)
+            for work in chain(self.loading.values(), self.loaded) if work.name not in held
         )
 
     def _look_up(self, work: Work, computed_tokens: int) -> MatchAnswer:
@@ -453,7 +486,7 @@ class Scheduler:
         if not held or self._refused is None:
             return False
         for _ in range(2):  # the second lookup tells of a refusal, and two refusals make a hold go on
-            prefix = self.pool.match(self._refused.hashes, (self._refused.total - 1) // self.block_tokens)
+            prefix = self._found(self._refused)
             self._look_up(self._refused, len(prefix) * self.block_tokens)
         return self.port.held != held
 
@@ -477,13 +510,14 @@ class Scheduler:
         else:
             self.running.remove(victim)
             self._due -= victim.due
-        self.withhold(victim.name, victim.blocks)
+        held = victim.held
+        self.withhold(victim.name, held)
         kept = set(self.port.preempted(victim))
-        self.give_back(victim.name, [block for block in victim.blocks if block not in kept])
+        self.give_back(victim.name, [block for block in held if block not in kept])
         if victim.prefilled:
             victim.total = victim.computed + 1
         victim.blocks = []
-        victim.computed = victim.stored = 0
+        victim.computed = victim.stored = victim.passed = 0
         victim.announced = victim.prefilled = victim.decoding = victim.skipped = False
         victim.preempted = True
         victim.starved_ns = None

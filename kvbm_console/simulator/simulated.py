@@ -202,10 +202,10 @@ class SimulatedEngine:
 
     def _fits(self, request: Request) -> bool:
         """True if there are seats for all sequences, blocks for each, and blocks for all when they begin."""
-        size, clones = self.block_tokens, len(request.clone_hashes)
-        prompt = -(-request.prompt_tokens // size)
+        size, clones, config = self.block_tokens, len(request.clone_hashes), self.config
+        prompt = config.most_held(request.prompt_tokens, size)
         forked = prompt + clones * (request.prompt_tokens % size > 0)
-        longest = -(-(request.prompt_tokens + request.output_tokens - 1) // size)
+        longest = config.most_held(request.prompt_tokens + request.output_tokens - 1, size)
         return clones < self.config.max_running and max(forked, longest) <= self.config.g1_blocks
 
     def _arrive(self, request: Request) -> None:
@@ -358,6 +358,7 @@ class SimulatedEngine:
 
     def _give_up(self, work: Work, reason: FinishReason) -> None:
         """Tell the end of a sequence that left the queues, and give its blocks back as soon as no copy reads them."""
-        self.scheduler.withhold(work.name, work.blocks)
-        if not self.port.finished(work.name, work.blocks, reason):
-            self.scheduler.give_back(work.name, work.blocks)
+        held = work.held
+        self.scheduler.withhold(work.name, held)
+        if not self.port.finished(work.name, held, reason):
+            self.scheduler.give_back(work.name, held)

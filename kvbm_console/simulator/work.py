@@ -21,12 +21,12 @@ class Work:
     """The engine's record of a request.
 
     ``computed`` tokens have their K/V; ``blocks[i]`` holds tokens from ``i * block_tokens`` on, the first ``stored`` of
-    them are full and carry their hash.
+    them are full and carry their hash. The first ``passed`` lie before the attention window and are ``NO_PLACE``.
     """
 
     __slots__ = (
         "announced", "blocks", "computed", "decoding", "due", "family", "hashes", "last", "loading_from", "name",
-        "preempted", "prefilled", "request", "skipped", "starved_ns", "stored", "total",
+        "passed", "preempted", "prefilled", "request", "skipped", "starved_ns", "stored", "total",
     )
 
     def __init__(self, request: Request) -> None:
@@ -41,6 +41,7 @@ class Work:
         self.blocks: list[int] = []
         self.computed = 0
         self.stored = 0
+        self.passed = 0
         self.announced = False
         """True if an iteration has named the request since its (re-)admission."""
         self.prefilled = False
@@ -65,10 +66,15 @@ class Work:
         """
         other = Work(self.request.clone(index))
         other.hashes = self.hashes[: self.stored] + other.hashes[self.stored :]
-        other.blocks, other.computed, other.stored = blocks, self.computed, self.stored
+        other.blocks, other.computed, other.stored, other.passed = blocks, self.computed, self.stored, self.passed
         other.announced, other.prefilled, other.skipped = self.announced, self.prefilled, self.skipped
         other.family = self.family
         return other
+
+    @property
+    def held(self) -> list[int]:
+        """The places of its blocks."""
+        return self.blocks[self.passed :] if self.passed else self.blocks
 
     @property
     def sampled(self) -> int:

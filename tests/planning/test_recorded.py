@@ -5,12 +5,15 @@ are the engine's own.
 """
 
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 from click.testing import CliRunner, Result
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kvbm_console.cli.main import cli
 from kvbm_console.core.columns import unpack_hashes
@@ -30,7 +33,7 @@ from kvbm_console.core.leader import Outcome
 from kvbm_console.core.stimuli import Stimulus
 from kvbm_console.planning.meter import Meter
 from kvbm_console.planning.options import SimulateOptions
-from kvbm_console.planning.recorded import RecordedLoad, RecordedWorkload, read_run
+from kvbm_console.planning.recorded import AttentionWindow, RecordedLoad, RecordedWorkload, read_run
 from kvbm_console.planning.run import build_rig, simulate
 from kvbm_console.planning.traces import named_trace
 from kvbm_console.recording.reader import Recording
@@ -39,12 +42,13 @@ from kvbm_console.simulator.embedded import build
 from kvbm_console.simulator.machine import SimulatedMachine
 from kvbm_console.simulator.workloads import Capacities, GivenRequests, Request, Workload
 from recordings.scenarios import SCENARIOS
-from tests.planning.test_tiered import machine_of
+from tests.planning.test_tiered import machine_of, windowed
 from tests.recording.helpers import Run
 from tests.simulator.loads import Load
 from tests.tap.kept import run_of
 
 ROOT = Path(__file__).resolve().parents[2]
+BLOCK = 16
 ABORTED = 0.25
 """Share of the requests whose client goes away."""
 
@@ -103,9 +107,9 @@ def aborting(dice: random.Random, load: Load) -> None:
             load.requests[at] = msgspec.structs.replace(request, abort_ns=later)
 
 
-def compare(seed: int, directory: Path) -> None:
+def compare(seed: int, directory: Path, *, window: bool = False) -> None:
     """Record the machine of a seed, replay the recording, and compare all events."""
-    drawn = machine_of(seed)
+    drawn = windowed(machine_of(seed), seed) if window else machine_of(seed)
     load = drawn.load
     assert isinstance(load, Load)
     if not list(drawn.load.arrivals()):
@@ -131,6 +135,11 @@ def compare(seed: int, directory: Path) -> None:
 @pytest.mark.parametrize("seed", range(1, 14))
 def test_a_recording_of_the_simulated_engine_is_replayed_event_for_event(seed: int, tmp_path: Path) -> None:
     compare(seed, tmp_path)
+
+
+@pytest.mark.parametrize("seed", range(1, 7))
+def test_a_recording_of_a_model_with_a_window_is_replayed_event_for_event(seed: int, tmp_path: Path) -> None:
+    compare(seed, tmp_path, window=True)
 
 
 @pytest.mark.slow
@@ -170,9 +179,9 @@ def test_the_recordings_of_this_project_are_replayed_event_for_event(name: str) 
 # --- real engines ---
 
 
-@pytest.mark.parametrize("name", ["alone", "refused", "chats", "trouble"])
+@pytest.mark.parametrize("name", ["alone", "refused", "chats", "trouble", "window"])
 def test_a_recording_of_vllm_has_the_hits_of_vllm(name: str, tmp_path: Path) -> None:
-    """The scheduler's own hits within a point. All but the first have a host tier.
+    """The scheduler's own hits within a point. All but the first and the last have a host tier.
 
     In ``refused`` a load that fails ends its request, and in ``trouble`` every third load fails and is computed.
     """
@@ -185,12 +194,74 @@ def test_a_recording_of_vllm_has_the_hits_of_vllm(name: str, tmp_path: Path) -> 
     assert document["requests_completed"] == len(run.requests) - document["requests_aborted"]
 
 
-@pytest.mark.parametrize(("name", "noted"), [("hybrid", [True, False]), ("window", [False, True]),
-                                             ("alone", [False, False])])
-def test_a_replay_says_that_it_has_one_group_and_no_window(name: str, noted: list[bool], tmp_path: Path) -> None:
+def test_a_window_is_as_large_as_the_blocks_that_requests_gave_back_say(tmp_path: Path) -> None:
+    """vLLM ran with a window of 64 tokens, which no event tells."""
+    run_of("window").record(tmp_path, [64])
+    run = read_run(str(tmp_path))
+    assert run.machine.engine.window_tokens == 64
+    assert run.notes == ["all layers see a window of 64 tokens, by the blocks that requests gave back while they ran"]
+    document = simulate(options_of(run, check=True)).document
+    assert document["prefix_hit_rate"] == run.hit_rate
+
+
+@pytest.mark.parametrize(("name", "noted"), [("hybrid", True), ("window", False), ("alone", False)])
+def test_a_replay_says_that_it_has_one_group(name: str, noted: bool, tmp_path: Path) -> None:
     run_of(name).record(tmp_path, [64])
-    notes = " ".join(read_run(str(tmp_path)).notes)
-    assert [text in notes for text in ("several groups of blocks", "their attention window has passed")] == noted
+    assert ("several groups of blocks" in " ".join(read_run(str(tmp_path)).notes)) is noted
+
+
+def windows_of(rule: Callable[[int], int], steps: int, dice: random.Random, late: int) -> AttentionWindow:
+    """The window of requests that find, prefill and decode; ``rule`` tells how many blocks a position has passed.
+
+    A decoding request gives its blocks back ``late`` tokens late, and a prefill gives none back.
+    """
+    window = AttentionWindow()
+    window.block_tokens = BLOCK
+    for _ in range(20):
+        at = BLOCK * dice.randint(0, 12)
+        passed = rule(at)
+        if at:
+            window.found(at, passed)
+        at += dice.randint(1, 100)
+        if rule(at - late) > passed:
+            passed = rule(at - late)
+            window.moved(at, passed)
+        for _ in range(steps):
+            at += 1
+            if rule(at - late) > passed:
+                window.decoded(at, passed, rule(at - late))
+                passed = rule(at - late)
+    return window
+
+
+@given(st.integers(2, 300), st.sampled_from([0, 1]), st.randoms(use_true_random=False))
+def test_requests_that_decode_tell_the_size_of_their_window(size: int, late: int, dice: random.Random) -> None:
+    def rule(at: int) -> int:
+        return sum((block + 1) * BLOCK - 1 <= at - size for block in range(at // BLOCK))
+
+    assert windows_of(rule, size + 2 * BLOCK, dice, late).tokens - size in {0, late}
+
+
+@given(st.integers(2, 8), st.randoms(use_true_random=False))
+def test_chunks_that_are_given_back_at_once_are_no_window(blocks: int, dice: random.Random) -> None:
+    assert windows_of(lambda at: at // (blocks * BLOCK) * blocks, 2 * blocks * BLOCK, dice, 0).tokens == 0
+
+
+def test_a_request_that_waits_for_blocks_tells_of_no_limit_of_seats(tmp_path: Path) -> None:
+    """A quarter of the device is free, and the prompt that waits needs nearly all of it."""
+    requests = [
+        Request("a", 0, (1, 2), (3, 4, 5), 40, 45, None),
+        Request("b", 50_000_000, tuple(range(10, 24)), (), 14 * BLOCK, 2, None),
+    ]
+    taking = Taking()
+    load = GivenRequests("load", requests, Capacities(BLOCK, 16, 0, 0, 64))
+    rig = build(LeaderConfig(), EngineConfig(g1_blocks=16), load, publish=taking)
+    taking.watch(rig.leader.state)
+    rig.run_to_end()
+    Run(LeaderConfig(), taking.stimuli, taking.events).record(tmp_path, [64])
+    run = read_run(str(tmp_path))
+    assert not run.exact
+    assert run.machine.engine.max_running == EngineConfig(g1_blocks=1).max_running
 
 
 def test_the_loads_that_failed_fail_again(tmp_path: Path) -> None:

@@ -189,7 +189,7 @@ class Decider:
     def note_place(self, slot: SlotFacts) -> None:
         """Remember up to which iteration a decoding slot has a place for its token, and may have one (I15)."""
         if slot.state is SlotState.DECODING and slot.source not in self.watched:
-            room = len(slot.device_blocks) * self.config.block_tokens
+            room = slot.end_block * self.config.block_tokens
             if slot.output_limit and slot.prompt_tokens + slot.output_limit < room:
                 room = slot.prompt_tokens + slot.output_limit
             limit = slot.anchor_iteration + room - slot.anchor_tokens
@@ -214,9 +214,11 @@ class Decider:
     def release_passed(self, slot: SlotFacts, count: int) -> None:
         """The slot gives up its first ``count`` device blocks, which its attention window has passed."""
         assert slot.device_pool is not None
-        places = slot.device_blocks[:count]
+        pool, places = self.state.pools[slot.device_pool], slot.device_blocks[:count]
         self.emit(ev.DeviceBlocksReleased, slot.slot, self.ids(places), ReleaseReason.PAST_WINDOW)
-        self.live_memory.let_go(self.state.pools[slot.device_pool], places)
+        self.live_memory.let_go(pool, places)
+        if self.memory.pools[pool.info.pool].ordered:
+            self.mark_dirty(pool)
 
     def release_staging(self, slot: SlotFacts, why: ReleaseReason) -> None:
         """The slot gives up its staged blocks, and with them their deadline."""

@@ -311,7 +311,7 @@ def end_hold(decider: Decider, hold: HoldFacts, why: HoldEnd, by: str) -> None:
     elif hold.site is Site.CALL_WILL and hold.point is WaitPoint.LOOKUP and hold.parked:
         # The engine asks again; that is the same call, which has stood still long enough.
         decider.memory.announced[slot.slot] = ENTRY_TAGS[MatchRequested]
-    if slot.staged and slot.state is SlotState.ONBOARD_STAGED and not slot.device_blocks:
+    if slot.staged and slot.state is SlotState.ONBOARD_STAGED and not slot.end_block:
         decider.set_staging_deadline(slot)
 
 

@@ -135,7 +135,7 @@ def _check_moves(decider: Decider, s: st.IterationScheduled) -> list[tuple[SlotF
         if slot.state is _S.PREFILLING:
             continue
         loading = slot.state is _S.ONBOARDING and slot.slot in decider.memory.loads
-        if slot.state not in _MAY_START or loading or not slot.device_blocks:
+        if slot.state not in _MAY_START or loading or not slot.end_block:
             raise Refused(f"request {request!r} is {slot.state.label} and cannot start to prefill")
         moves.append((slot, _S.PREFILLING))
     for request in s.unskipped:
@@ -171,7 +171,7 @@ def _check_appended(decider: Decider, s: st.IterationScheduled) -> Appended:
     at = 0
     more: dict[int, int] = {}
     for slot, count in zip(slots, s.appended_counts, strict=True):
-        if not slot.device_blocks:
+        if not slot.end_block:
             raise Refused(f"request {slot.request!r} has no device blocks to append to")
         check_device_ids(decider, decider.device_pool(slot.source), slot, ids[at : at + count], 0)
         at += count
@@ -193,7 +193,7 @@ def _check_positions(
     more = appended.more
     for request, position in zip(s.progressed, s.positions, strict=True):
         slot = decider.live(request)
-        room = (len(slot.device_blocks) + more.get(slot.slot, 0)) * decider.config.block_tokens
+        room = (slot.end_block + more.get(slot.slot, 0)) * decider.config.block_tokens
         computed = slot.computed_tokens(decider.state.iteration)
         state = moves.get(slot.slot, slot.state)
         if state not in _TAKES_PART:
@@ -232,7 +232,7 @@ def _check_places(decider: Decider, s: st.IterationScheduled, appended: Appended
 def _check_token(slot: SlotFacts, tokens: int, size: int, more: int) -> None:
     """Refuse ``tokens`` computed after the slot's anchor that have no place, or that its sequence may not have."""
     computed = slot.anchor_tokens + tokens
-    if computed > (len(slot.device_blocks) + more) * size:
+    if computed > (slot.end_block + more) * size:
         raise Refused(f"request {slot.request!r} has no place for its next token")
     if computed > slot.token_limit:
         raise Refused(f"request {slot.request!r} has all of its {slot.token_limit} tokens")
@@ -247,7 +247,7 @@ def remember_early(
     ``before`` is the iteration in front of them, and ``lost`` maps evicted places to their hashes.
     """
     size = decider.config.block_tokens
-    block = {slot.slot: len(slot.device_blocks) - appended.more[slot.slot] for slot in appended.slots}
+    block = {slot.slot: slot.end_block - appended.more[slot.slot] for slot in appended.slots}
     later: dict[int, int] = {}
     ids = iter(appended.ids)
     for slot, blocks in zip(appended.slots, appended.counts, strict=True):
@@ -342,7 +342,7 @@ def _check_filled(
         if end * size > computed:
             raise Refused(f"request {slot.request!r} fills {end} blocks with {computed} computed tokens")
         told, content = ids[at : at + count], hashes[at : at + count]
-        if slot.device_blocks[first:end] != told or not count:
+        if slot.places(first, end) != told or not count:
             raise Refused(f"request {slot.request!r} does not fill its next blocks with {told}")
         known = slot.hashes[first:end]
         fresh = len(known)  # those of the prompt were looked at when it arrived

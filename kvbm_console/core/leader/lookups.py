@@ -10,12 +10,12 @@ from kvbm_console.core.columns import gather, unpack_hashes, unpack_ids
 from kvbm_console.core.config import REQUEST_ID_BYTES_MAX
 from kvbm_console.core.errors import Refused
 from kvbm_console.core.ids import EMPTY_HASH, EvictRule, MissReason, ReleaseReason, Route, Site, SlotState, WaitPoint
-from kvbm_console.core.instructions import MatchAnswer
+from kvbm_console.core.instructions import FencedBlocks, MatchAnswer
 from kvbm_console.core.leader import prefetch
 from kvbm_console.core.leader.decider import Decider
 from kvbm_console.core.leader.holds import felt_pressure, held_at, strike
 from kvbm_console.core.leader.memory import LoadPart
-from kvbm_console.core.leader.pipeline import enqueue
+from kvbm_console.core.leader.pipeline import enqueue, fence
 from kvbm_console.core.leader.slots import move
 from kvbm_console.core.slots import WAITING_STATES, SlotFacts
 from kvbm_console.core.tiers import READY, WRITING, PoolFacts
@@ -74,7 +74,7 @@ def match_requested(decider: Decider, s: st.MatchRequested) -> MatchAnswer:
     slot = decider.live(s.request)
     size = decider.config.block_tokens
     local = s.computed_tokens // size
-    if slot.state not in WAITING_STATES or slot.device_blocks:
+    if slot.state not in WAITING_STATES or slot.end_block:
         raise Refused(f"request {s.request!r} is {slot.state.label} and cannot be looked up")
     if s.computed_tokens % size or not 0 <= local <= len(slot.hashes):
         raise Refused(f"computed_tokens {s.computed_tokens} is not a prefix of whole blocks of {s.request!r}")
@@ -208,37 +208,74 @@ def _staged_blocks(slot: SlotFacts) -> int:
     return sum(len(places) for _, places in slot.staged)
 
 
-def blocks_allocated(decider: Decider, s: st.BlocksAllocated) -> None:
-    """``update_state_after_alloc``: append device blocks, and at an admission score it and start the load."""
+def blocks_allocated(decider: Decider, s: st.BlocksAllocated) -> FencedBlocks | None:
+    """``update_state_after_alloc``: append device blocks, and at an admission score it and start the load.
+
+    ``passed_blocks`` are the leading blocks that lie before the attention window as of now. Those that the request held
+    are released before the ids are appended. The result then names the places that a running copy still uses.
+    """
     slot = decider.live(s.request)
     if slot.state in (SlotState.FINISHING, SlotState.FINISHED):
         raise Refused(f"request {s.request!r} is {slot.state.label} and takes no blocks")
-    if s.passed_blocks:
-        raise Refused(f"passed_blocks must be 0 for an engine that asks, got {s.passed_blocks}")
     pool = decider.device_pool(slot.source)
     ids = unpack_ids(s.block_ids)
     size = decider.config.block_tokens
-    first = not slot.device_blocks
+    first = not slot.end_block
     external = s.external_tokens // size
     if s.external_tokens % size or not 0 <= external <= _staged_blocks(slot) or (external and not first):
         raise Refused(f"external_tokens {s.external_tokens} was not found for {s.request!r}")
     if slot.outstanding and first:
         raise Refused(f"request {s.request!r} still has copies running and cannot be admitted")
-    reused = check_device_ids(decider, pool, slot, ids, slot.local_blocks if first else 0)
-    if reused + external > len(ids):
-        raise Refused(f"{len(ids)} blocks do not hold {reused} reused and {external} external blocks")
+    _check_window(decider, slot, s.passed_blocks, external)
+    held = max(0, slot.local_blocks - s.passed_blocks) if first else 0
+    check_device_ids(decider, pool, slot, ids, held, s.passed_blocks)
+    if first and slot.local_blocks + external > s.passed_blocks + len(ids):
+        raise Refused(f"{len(ids)} blocks do not hold {slot.local_blocks} reused and {external} external blocks")
     if first:
-        admit(decider, pool, slot, ids, reused, s.external_tokens)
-    else:
+        admit(decider, pool, slot, ids, slot.local_blocks, s.external_tokens, s.passed_blocks)
+        return None
+    fenced = pass_window(decider, slot, s.passed_blocks)
+    if ids or fenced is None:
         assign(decider, pool, [slot], [len(ids)], ids, 0, 0)
+    return fenced
 
 
-def admit(decider: Decider, pool: PoolFacts, slot: SlotFacts, ids: list[int], reused: int, tokens: int) -> None:
-    """The first blocks of a slot, which were checked: ``reused`` of them are its own prefix in G1, and those of
-    ``tokens`` behind it are loaded."""
+def _check_window(decider: Decider, slot: SlotFacts, passed: int, external: int) -> None:
+    """Refuse a window that goes back, passes blocks that are not full, or moves while a load or a hold runs."""
+    if not slot.end_block:
+        if not 0 <= passed <= slot.local_blocks + max(0, external - 1):  # of a load a block is left
+            raise Refused(f"{passed} blocks before the window of {slot.request!r} were not found")
+        return
+    if passed == slot.passed_blocks:
+        return
+    if not slot.passed_blocks <= passed <= min(slot.filled_blocks, slot.end_block):
+        raise Refused(
+            f"the window of {slot.request!r} cannot pass {passed} blocks: {slot.passed_blocks} are passed and "
+            f"{slot.filled_blocks} are full"
+        )
+    if slot.hold is not None or slot.slot in decider.memory.loads:
+        raise Refused(f"the window of {slot.request!r} cannot move while the request is held or loads")
+
+
+def pass_window(decider: Decider, slot: SlotFacts, passed: int) -> FencedBlocks | None:
+    """The checked window of a slot has passed so many blocks. The result are the places that a running copy still uses,
+    None if the window did not move."""
+    count = passed - slot.passed_blocks
+    if not count:
+        return None
+    fenced = fence(decider, slot, slot.device_blocks[:count])
+    decider.release_passed(slot, count)
+    return FencedBlocks(decider.ids(fenced))
+
+
+def admit(
+    decider: Decider, pool: PoolFacts, slot: SlotFacts, ids: list[int], reused: int, tokens: int, passed: int = 0
+) -> None:
+    """The first blocks of a slot, which were checked: ``reused`` blocks are its own prefix in G1, and those of
+    ``tokens`` behind it are loaded. The first ``passed`` of all these lie before the window and have no place."""
     external = tokens // decider.config.block_tokens
-    assign(decider, pool, [slot], [len(ids)], ids, reused, tokens)
-    decider.memory.pools[pool.info.pool].gave(len(ids) - reused, len(pool), decider.at_ns)
+    assign(decider, pool, [slot], [len(ids)], ids, reused, tokens, passed=passed)
+    decider.memory.pools[pool.info.pool].gave(len(ids) - max(0, reused - passed), len(pool), decider.at_ns)
     _score(decider, slot, reused, external)
     if external:
         _load(decider, pool, slot, reused, external, tokens)
@@ -247,9 +284,10 @@ def admit(decider: Decider, pool: PoolFacts, slot: SlotFacts, ids: list[int], re
 
 
 def check_device_ids(
-    decider: Decider, pool: PoolFacts, slot: SlotFacts, ids: list[int], prefix: int
+    decider: Decider, pool: PoolFacts, slot: SlotFacts, ids: list[int], prefix: int, passed: int = 0
 ) -> int:
-    """Refuse ids that the slot cannot be given; returns how many leading ids are its own prefix in G1."""
+    """Refuse ids that the slot cannot be given; returns how many leading ids are its own prefix in G1, from block
+    ``passed`` on."""
     capacity = pool.places_max
     if prefix > len(ids):
         raise Refused(f"{prefix} prefix blocks were reported but only {len(ids)} blocks allocated")
@@ -260,9 +298,9 @@ def check_device_ids(
         raise Refused(f"request {slot.request!r} was given a block twice")
     if not 0 <= min(ids) <= max(ids) < capacity:
         raise Refused(f"block ids must be from 0 to {capacity - 1}, got {min(ids)} to {max(ids)}")
-    if max(ids) < len(pool) and _can_be_given(pool, slot, ids[:prefix], ids[prefix:]):
+    if max(ids) < len(pool) and _can_be_given(pool, slot, ids[:prefix], ids[prefix:], passed):
         return prefix
-    for at, place in enumerate(ids[:prefix]):
+    for at, place in enumerate(ids[:prefix], passed):
         if place >= len(pool) or pool.hash_of[place] != slot.hashes[at] or pool.content[place] != READY:
             raise Refused(f"block {place} does not hold block {at} of {slot.request!r}")
     for place in ids[prefix:]:
@@ -273,9 +311,11 @@ def check_device_ids(
     return prefix
 
 
-def _can_be_given(pool: PoolFacts, slot: SlotFacts, reused: list[int], fresh: list[int]) -> bool:
+def _can_be_given(pool: PoolFacts, slot: SlotFacts, reused: list[int], fresh: list[int], passed: int) -> bool:
     """True if nothing is wrong with these places, which is found out faster than what is wrong."""
-    if pool.quarantined or any(gather(pool.refs, fresh)) or gather(pool.hash_of, reused) != slot.hashes[: len(reused)]:
+    if pool.quarantined or any(gather(pool.refs, fresh)):
+        return False
+    if gather(pool.hash_of, reused) != slot.hashes[passed : passed + len(reused)]:
         return False
     return WRITING not in gather(pool.content, fresh) and all(gather(pool.content, reused)) and (
         WRITING not in gather(pool.content, reused)
@@ -284,28 +324,31 @@ def _can_be_given(pool: PoolFacts, slot: SlotFacts, reused: list[int], fresh: li
 
 def assign(
     decider: Decider, pool: PoolFacts, slots: list[SlotFacts], counts: list[int], ids: list[int], reused: int,
-    external_tokens: int, *, at_once: bool = True,
+    external_tokens: int, *, at_once: bool = True, passed: int = 0,
 ) -> dict[int, int]:
-    """Append checked device blocks to slots, ``at_once`` or over iterations that may be told together.
+    """Append checked device blocks to slots, ``at_once`` or over iterations that may be told together. The first
+    ``passed`` blocks of a slot have no place.
 
     The old content of the blocks is evicted for the first slot. Returns its hashes by place, unless ``at_once``.
     """
     decider.took(pool, len(ids))
-    lost = pool.filled(ids[reused:])
+    held = max(0, reused - passed)
+    lost = pool.filled(ids[held:])
     evicted = {} if at_once else dict(zip(lost, gather(pool.hash_of, lost), strict=True))
     if lost:
         decider.evict(pool, lost, slots[0].slot, EvictRule.REASSIGNED)
     decider.emit(
         ev.DeviceBlocksAssigned, pool.info.pool, tuple(slot.slot for slot in slots), tuple(counts),
-        decider.ids(ids), reused, external_tokens,
+        decider.ids(ids), reused, external_tokens, passed,
     )
-    if reused:
-        decider.live_memory.taken(pool, ids[:reused])
+    if held:
+        decider.live_memory.taken(pool, ids[:held])
     lower = decider.below(pool)
-    if lower is not None and reused:
+    if lower is not None and held:
         # A block that is used again deserves a copy again.
         planned, below = decider.memory.pools[pool.info.pool].planned, lower.by_hash
-        again = ids[: min(reused, slots[0].prompt_blocks) if decider.config.offload_prompt_only else reused]
+        prompt = max(0, slots[0].prompt_blocks - passed)
+        again = ids[: min(held, prompt) if decider.config.offload_prompt_only else held]
         decider.unsaved(
             pool,
             [
@@ -315,12 +358,12 @@ def assign(
         )
     if lower is not None:
         mine = decider.memory.pools[pool.info.pool]
-        mine.gave(len(ids) - reused, len(pool), decider.at_ns, at_once=at_once)
+        mine.gave(len(ids) - held, len(pool), decider.at_ns, at_once=at_once)
         if mine.ordered and lost:
             decider.mark_dirty(pool)  # the next victims have changed
         at = 0
         for slot, count in zip(slots, counts, strict=True):
-            decider.live_memory.assigned(pool, ids[at : at + count], slot.slot, ids[:reused])
+            decider.live_memory.assigned(pool, ids[at : at + count], slot.slot, ids[:held])
             at += count
     for slot in slots:
         decider.note_place(slot)
@@ -358,15 +401,18 @@ def _load(decider: Decider, pool: PoolFacts, slot: SlotFacts, reused: int, exter
         count = min(external - (at - reused), len(places))
         if not count:
             continue
+        first, end = max(at, slot.passed_blocks), at + count
+        at = end
+        if first >= end:
+            continue  # it lies before the window
         tier = decider.state.pools[index].info.tier
         number = decider.state.next_candidate
         decider.emit(
             ev.CandidatePlanned, number, slot.slot, Route.of(tier, pool.info.tier),
-            decider.hashes(slot.hashes[at : at + count]), decider.ids(slot.device_blocks[at : at + count]), at,
+            decider.hashes(slot.hashes[first:end]), decider.ids(slot.places(first, end)), first,
         )
         decider.memory.batch_of[number] = batch
-        parts.append(LoadPart(number, tier, at, count))
-        at += count
+        parts.append(LoadPart(number, tier, first, end - first))
     decider.memory.loads[slot.slot] = parts
     move(decider, slot, SlotState.ONBOARDING, detail=tokens)
     for part in parts:

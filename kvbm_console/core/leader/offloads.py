@@ -311,7 +311,7 @@ def _at(slot: SlotFacts, places: list[int]) -> int | None:
         first = blocks.index(places[0])
     except ValueError:
         return None
-    return first if blocks[first : first + len(places)] == places else None
+    return slot.passed_blocks + first if blocks[first : first + len(places)] == places else None
 
 
 def _coldest(decider: Decider, pool: PoolFacts, count: int) -> dict[int | None, list[int]]:
@@ -370,7 +370,7 @@ def _plan(decider: Decider, pool: PoolFacts, lower: PoolFacts, owner: int | None
         if first is not None:
             last = first + len(places) - 1
         else:
-            position = dict(zip(slot.device_blocks, range(len(slot.device_blocks)), strict=True))
+            position = dict(zip(slot.device_blocks, range(slot.passed_blocks, slot.end_block), strict=True))
             places = sorted(places, key=position.__getitem__)
             first, last = position[places[0]], position[places[-1]]
         decider.memory.evaluated[slot.slot] = max(decider.memory.evaluated.get(slot.slot, 0), last + 1)

@@ -219,6 +219,9 @@ def choose(decider: Decider, candidate: CandidateFacts) -> tuple[list[int], list
             return _prefetchable(candidate, source, target)
         slot = decider.state.slots[candidate.slot]
         staged = [place for index, places in slot.staged if index == source.info.pool for place in places]
+        if slot.passed_blocks:  # those before its window are not loaded
+            wanted = set(candidate.hashes)
+            staged = [place for place in staged if source.hash_of[place] in wanted]
         return staged[: len(candidate.hashes)], candidate.hashes, None
     planned, number = decider.memory.pools[source.info.pool].planned, candidate.candidate
     place_of, content, below = source.by_hash, source.content, target.by_hash
@@ -469,6 +472,23 @@ def end_candidate(decider: Decider, operation: OperationFacts, status: Candidate
     fence = decider.memory.fences.pop(operation.operation, None)
     if fence is not None:
         decider.ask(ReleaseDeviceBlocks(fence[0], fence[1], decider.ids(fence[2])))
+
+
+def fence(decider: Decider, slot: SlotFacts, given_up: Collection[int]) -> list[int]:
+    """The device places, among those that a slot gives up, that its running operations still use.
+
+    The ends of the operations give them back to the engine.
+    """
+    fenced: list[int] = []
+    for number in sorted(slot.outstanding):
+        operation = decider.state.operations[decider.state.candidates[number].operation or 0]
+        mine = operation.sources if operation.source_pool == slot.device_pool else operation.targets
+        places = [place for place in mine if place in given_up and place not in fenced]
+        if places:
+            before = decider.memory.fences.get(operation.operation, (slot.source, slot.request, []))
+            decider.memory.fences[operation.operation] = (*before[:2], [*before[2], *places])
+            fenced += places
+    return fenced
 
 
 def _ended_down(decider: Decider, source: PoolFacts, target: PoolFacts, operation: OperationFacts) -> None:

@@ -27,7 +27,7 @@ from kvbm_console.core.leader.decider import Decider
 from kvbm_console.core.leader.holds import cancel_hold, felt_pressure, strike
 from kvbm_console.core.leader.lookups import check_device_ids
 from kvbm_console.core.leader.offloads import plan_last_offload
-from kvbm_console.core.leader.pipeline import drop, end_candidate, skip
+from kvbm_console.core.leader.pipeline import drop, end_candidate, fence, skip
 from kvbm_console.core.leader.slots import finish, move
 from kvbm_console.core.slots import SlotFacts
 
@@ -35,7 +35,7 @@ from kvbm_console.core.slots import SlotFacts
 def request_preempted(decider: Decider, s: st.RequestPreempted) -> FencedBlocks:
     """The scheduler takes the device blocks back; the result are those a running copy still uses."""
     slot = decider.live(s.request)
-    again = slot.state is SlotState.PREEMPTED and not slot.device_blocks
+    again = slot.state is SlotState.PREEMPTED and not slot.end_block
     if again or slot.state in (SlotState.FINISHING, SlotState.FINISHED):
         raise Refused(f"request {s.request!r} is {slot.state.label} and cannot be preempted")
     return preempt(decider, slot)
@@ -90,15 +90,7 @@ def _stop_candidates(decider: Decider, slot: SlotFacts, *, cancel_stores: bool) 
 
 def _fence(decider: Decider, slot: SlotFacts) -> list[int]:
     """Device places of the slot that its running operations still use; their ends give them back to the engine."""
-    fenced: list[int] = []
-    for number in sorted(slot.outstanding):
-        operation = decider.state.operations[decider.state.candidates[number].operation or 0]
-        mine = operation.sources if operation.source_pool == slot.device_pool else operation.targets
-        places = [place for place in mine if place in slot.device_blocks and place not in fenced]
-        if places:
-            decider.memory.fences[operation.operation] = (slot.source, slot.request, places)
-            fenced += places
-    return fenced
+    return fence(decider, slot, slot.device_blocks)
 
 
 def request_finished(decider: Decider, s: st.RequestFinished) -> FinishAnswer:
@@ -160,7 +152,7 @@ def _guard(decider: Decider, slot: SlotFacts) -> None:
 def request_cloned(decider: Decider, s: st.RequestCloned) -> CloneAnswer:
     """Open clones that share the parent's full blocks; each has its own partial last block."""
     parent = decider.live(s.request)
-    if not parent.device_blocks or parent.state in (SlotState.ONBOARDING, SlotState.PREEMPTED, SlotState.FINISHING):
+    if not parent.end_block or parent.state in (SlotState.ONBOARDING, SlotState.PREEMPTED, SlotState.FINISHING):
         raise Refused(f"request {s.request!r} is {parent.state.label} and cannot be cloned")
     partial = unpack_ids(s.partial_ids)
     shared = parent.places(0, parent.filled_blocks)

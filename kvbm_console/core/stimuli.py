@@ -87,9 +87,10 @@ class BlocksAllocated(Stimulus, tag=4):
     tokens that came from G2, G3 and G4; it is empty if the connector does not tell. ``hashes`` are those of the loaded
     blocks, if they go beyond the prompt: a request that lost its blocks may find an answer that another one computed.
 
-    A watched engine reports all blocks of the request as they are now. Its first ``passed_blocks`` lie before the
-    attention window: the request holds no place for them, and ``block_ids`` begins behind them. ``passed_hashes`` are
-    the hashes of those among them that lie behind the prompt.
+    The first ``passed_blocks`` of a request lie before its attention window, and it holds no place for them. A watched
+    engine reports all other blocks as they are now in ``block_ids``, and ``passed_hashes`` are the hashes of the passed
+    blocks behind the prompt. Of an engine that asks, the request gives up the blocks that have passed since, and the
+    answer names the places that a running copy still uses.
     """
 
     request: str

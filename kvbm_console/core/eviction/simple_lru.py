@@ -157,8 +157,14 @@ class SimpleLru:
         for number, keys in self._touches.items():
             while start < len(keys):
                 # In parts, so that the keys behind the last victim are not read.
-                yield [key for key in keys[start : start + size] if live(key) == number]
-                start += size
+                seen = keys[start : start + size]
+                part = [key for key in seen if live(key) == number]
+                if 2 * len(part) < len(seen):  # else every choice passes the same dead keys again
+                    keys[start : start + size] = part
+                    self._carried -= len(seen) - len(part)
+                    seen = part
+                start += len(seen)
+                yield part
             start = 0
 
     def _pass_dead(self) -> int:

@@ -8,8 +8,9 @@ not evicted before a block that continues it (I13), whatever the ranks say.
 """
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from itertools import filterfalse, islice
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
+from contextlib import closing
+from itertools import chain, filterfalse, islice
 from typing import Any, Final
 
 from kvbm_console.core.eviction import make_policy
@@ -244,31 +245,46 @@ class PoolPolicy:
         stays.
         """
         order: dict[int, None] = {}
-        stays: set[int] = set()
+        if count <= 0:
+            return []
+        stays: set[int | None] = set()
         child_of, siblings = self._child.get, self._siblings
-
-        def may_go(key: int) -> bool:
-            return key not in stays and evictable(key)
-
-        ask = min(count, 1) if keep_rest else count  # the family of the first victim is often long enough
-        while True:
-            victims = self._victims(policy, ask, may_go if stays else evictable, protected)
-            for victim in victims:
-                if victim in order or victim in stays:
+        ask = 1 if keep_rest else count  # the family of the first victim is often long enough
+        with closing(self._parts(policy, ask, lambda key: key not in stays and evictable(key), protected)) as parts:
+            for key in chain.from_iterable(parts):
+                child = child_of(key)
+                if child in stays and key not in siblings:  # a long prompt whose end is being copied: no other look
+                    stays.add(key)
                     continue
-                child = child_of(victim)
-                if child is None or (child in order and victim not in siblings):  # as ranks mostly have it
-                    order[victim] = None
+                if key in order or key in stays or key in protected or not evictable(key):
+                    continue
+                if child is None or (child in order and key not in siblings):  # as ranks mostly have it
+                    order[key] = None
                 else:
                     first = not order
-                    self._add_family(victim, order, stays, may_follow, protected)
+                    self._add_family(key, order, stays, may_follow, protected)
                     if keep_rest and first and len(order) > count:
                         self._family = dict.fromkeys(reversed(order))
                 if len(order) >= count:
-                    break
-            if len(order) >= count or len(victims) < ask:
-                return list(islice(order, count))
-            ask = max(count, 2 * ask)
+                    return list(islice(order, count))
+        return list(order)
+
+    def _parts(
+        self, policy: TierPolicy, ask: int, evictable: Callable[[int], bool], protected: Collection[int]
+    ) -> Generator[list[int], None, None]:
+        """Parts of the order of eviction, the first with about ``ask`` keys; keys may come twice."""
+        if isinstance(policy, (SimpleLru, Ranked)):
+            yield from policy.coldest_first(ask)
+            return
+        while True:  # its order depends on the keys that may go
+            victims = policy.victims(ask, evictable, protected)
+            if victims is None:
+                there = sum(1 for key in policy.resident if key not in protected and evictable(key))
+                victims = policy.victims(there, evictable, protected) or []
+            yield victims
+            if len(victims) < ask:
+                return
+            ask *= 2
 
     def _rest_of_family(
         self, count: int, evictable: Callable[[int], bool], protected: Collection[int]
@@ -282,7 +298,7 @@ class PoolPolicy:
         return list(islice(reversed(family), count))
 
     def _add_family(
-        self, victim: int, order: dict[int, None], stays: set[int], may_follow: Callable[[int], bool],
+        self, victim: int, order: dict[int, None], stays: set[int | None], may_follow: Callable[[int], bool],
         protected: Collection[int],
     ) -> None:
         """Add a victim behind all blocks that continue it.
@@ -305,16 +321,6 @@ class PoolPolicy:
                     return
                 family.append(child)
         order.update(dict.fromkeys(reversed(family)))
-
-    def _victims(
-        self, policy: TierPolicy, count: int, evictable: Callable[[int], bool], protected: Collection[int]
-    ) -> list[int]:
-        """As many as there are, up to ``count``, whatever continues them."""
-        victims = policy.victims(count, evictable, protected)
-        if victims is None:
-            there = sum(1 for key in policy.resident if key not in protected and evictable(key))
-            victims = policy.victims(there, evictable, protected)
-        return victims or []
 
     def _levels(self) -> list[int]:
         return [0, *sorted({level for level, _ in self._guards.values()} - {PIN})]

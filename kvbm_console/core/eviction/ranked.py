@@ -15,7 +15,8 @@ import math
 import sys
 from array import array
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable, KeysView, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, KeysView, Sequence
+from contextlib import closing
 from heapq import heapify, heappop, heappush
 from itertools import filterfalse, repeat
 from typing import Any, Final
@@ -25,6 +26,8 @@ from kvbm_console.core.eviction.policy import ghosts_max
 SECOND_NS: Final = 1_000_000_000
 _HEAP_SLACK: Final = 5_000
 """Dead heap entries that are carried before the heap is built anew, beside three per resident block."""
+_PART_MAX: Final = 512
+"""Keys of a part of the order: parts grow to it, so that few keys behind the last victim are looked at."""
 _KEEP_GHOSTS: Final = 7 / 8
 """Share of the ghosts that is kept when their bound is reached: forgetting in bulk makes it cheap for each."""
 
@@ -204,34 +207,53 @@ class Ranked:
         self, count: int, evictable: Callable[[int], bool] | None = None, protected: Collection[int] = (),
     ) -> list[int] | None:
         """The ``count`` lowest ranked keys that may go, lowest first; None when there are fewer."""
+        chosen: list[int] = []
+        if count <= 0:
+            return chosen
+        with closing(self.coldest_first(count)) as parts:
+            for keys in parts:
+                chosen += [key for key in keys if key not in protected and (evictable is None or evictable(key))]
+                if len(chosen) >= count:
+                    return chosen[:count]
+        return None
+
+    def coldest_first(self, at_first: int) -> Generator[list[int], None, None]:
+        """All resident keys in parts, the lowest ranked first; the first part has ``at_first`` keys. Closed after use.
+
+        Until then nothing else may be asked of the policy.
+        """
         heap, fresh, front = self._heap, self._fresh, self._front
         queued, stamps, rank, live = self._queued, self._stamp, self.rank, self._queued.get
         passed: list[Entry] = []
-        chosen: list[int] = []
-        left = count
-        while left > 0:
-            if front and (not heap or front[0] < heap[0]) and (not fresh or front[0] < fresh[0]):
-                entry = front.popleft()
-            elif fresh and (not heap or fresh[0] < heap[0]):
-                entry = fresh.popleft()
-            elif heap:
-                entry = heappop(heap)
-            else:
-                break
-            _, stamp, key, number = entry
-            if live(key) != number:
-                continue
-            latest = stamps[key]
-            if latest != stamp:
-                queued[key] = latest
-                heappush(heap, (rank(key), latest, key, latest))
-                continue
-            passed.append(entry)
-            if key not in protected and (evictable is None or evictable(key)):
-                chosen.append(key)
-                left -= 1
-        front.extendleft(reversed(passed))
-        return chosen if left <= 0 else None
+        size = max(1, at_first)
+        try:
+            while True:
+                part: list[int] = []
+                while len(part) < size:
+                    if front and (not heap or front[0] < heap[0]) and (not fresh or front[0] < fresh[0]):
+                        entry = front.popleft()
+                    elif fresh and (not heap or fresh[0] < heap[0]):
+                        entry = fresh.popleft()
+                    elif heap:
+                        entry = heappop(heap)
+                    else:
+                        break
+                    _, stamp, key, number = entry
+                    if live(key) != number:
+                        continue
+                    latest = stamps[key]
+                    if latest != stamp:
+                        queued[key] = latest
+                        heappush(heap, (rank(key), latest, key, latest))
+                        continue
+                    passed.append(entry)
+                    part.append(key)
+                if not part:
+                    return
+                yield part
+                size = min(2 * size, _PART_MAX)
+        finally:
+            front.extendleft(reversed(passed))
 
     def gauges(self) -> dict[str, float]:
         """Ghosts and their bound, for policies that have them."""

@@ -6,7 +6,7 @@ or replaces. A choice of victims gives all or none.
 """
 
 from collections import OrderedDict, deque
-from collections.abc import Callable, Collection, Iterable, KeysView, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, KeysView, Sequence
 from itertools import repeat
 from operator import itemgetter
 from typing import Any, Final
@@ -142,22 +142,30 @@ class SimpleLru:
         self, count: int, evictable: Callable[[int], bool] | None = None, protected: Collection[int] = (),
     ) -> list[int] | None:
         """The ``count`` coldest evictable keys that are not protected, coldest first; None if there are fewer."""
-        live, chosen, start = self._at.get, list[int](), self._pass_dead()
+        chosen = list[int]()
         if count <= 0:
             return chosen
+        for keys in self.coldest_first(count):
+            chosen += [key for key in keys if key not in protected and (evictable is None or evictable(key))]
+            if len(chosen) >= count:
+                return chosen[:count]
+        return None
+
+    def coldest_first(self, at_first: int) -> Iterator[list[int]]:
+        """All resident keys in parts of ``at_first`` keys or a few, coldest first; some parts are empty."""
+        live, start, size = self._at.get, self._pass_dead(), max(at_first, _AT_ONCE)
         for number, keys in self._touches.items():
             while start < len(keys):
                 # In parts, so that the keys behind the last victim are not read.
-                end = start + max(count - len(chosen), _AT_ONCE)
-                chosen += [
-                    key for key in keys[start:end]
-                    if live(key) == number and key not in protected and (evictable is None or evictable(key))
-                ]
-                if len(chosen) >= count:
-                    return chosen[:count]
-                start = end
+                seen = keys[start : start + size]
+                part = [key for key in seen if live(key) == number]
+                if 2 * len(part) < len(seen):  # else every choice passes the same dead keys again
+                    keys[start : start + size] = part
+                    self._carried -= len(seen) - len(part)
+                    seen = part
+                start += len(seen)
+                yield part
             start = 0
-        return None
 
     def _pass_dead(self) -> int:
         """The position of the oldest living key in the oldest touch."""

@@ -92,8 +92,10 @@ class Journal:
 class Kept:
     """The events that one recording of an incarnation must hold."""
 
-    def __init__(self, first: int) -> None:
+    def __init__(self, first: int, wall_offset: int) -> None:
         self.first = first
+        self.wall_offset = wall_offset
+        """Of the wall clock when it began."""
         self.required = first - 1
         """The last event that must be there or be stated as lost."""
         self.synced = first - 1
@@ -209,7 +211,9 @@ class Monitors:
             if earlier.recorder is not None and earlier.recorder is not recorder and earlier.recorder._released:
                 self._let_go(earlier)
         if known is None or known.recorder is not recorder:
-            kept = journal.kept[where] = Kept(recorder._segment.about.first_seq)
+            if recorder.retention.keep_ns is not None:
+                self._let_age(where)
+            kept = journal.kept[where] = Kept(recorder._segment.about.first_seq, self.world.wall_offset)
             kept.recorder = recorder
             # A directory with retention keeps room free on a disk that is full, whatever its bound is.
             full = recorder.retention.wanted and "disk_is_full" in self.simulation.faults.kinds
@@ -218,6 +222,13 @@ class Monitors:
             self.simulation.machine.disk.watched = recorder.directory  # type: ignore[assignment]
             self._above_ns = self._behind_ns = None
             self._deaths = {}
+
+    def _let_age(self, where: str) -> None:
+        """A recorder takes the ages of earlier runs from the wall clock. If it was set forward, they may be gone."""
+        for journal in self.journals.values():
+            earlier = journal.kept.get(where)
+            if earlier is not None and self.world.wall_offset > earlier.wall_offset:
+                earlier.bounded = True
 
     def ended(self, life: "Life") -> None:
         """A daemon is gone, whatever the reason: what it has written stays."""

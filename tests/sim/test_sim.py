@@ -17,6 +17,10 @@ from tests.sim.machine import OUTSIDE, SEAMS
 from tests.sim.mutants import MUTANTS, Mutant
 from tests.sim.run import simulate
 
+pytestmark = pytest.mark.filterwarnings(
+    # A daemon that is killed while it starts leaves what it was about to await.
+    "ignore:coroutine 'LeaderService.run' was never awaited:RuntimeWarning"
+)
 ROOT = Path(__file__).resolve().parents[2]
 SEEDS = range(8)
 SEEDS_FULL = range(1_000, 4_000)

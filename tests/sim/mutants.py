@@ -43,7 +43,7 @@ class Mutant(msgspec.Struct, frozen=True):
     laws: tuple[str, ...]
     """The laws of which the defect breaks one."""
     kinds: tuple[str, ...]
-    """None where only the faults that the seed draws for itself bring it out."""
+    """Empty where the seed is to draw its own faults."""
     planted: Planted
     first: int = 0
     within: int = 8

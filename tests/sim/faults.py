@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from tests.sim.disk import SimPath
+from tests.sim.floods import FLOODS, Flood
 
 if TYPE_CHECKING:
     from tests.sim.run import Simulation
@@ -22,12 +23,13 @@ GAP_S: Final = 3.5
 
 
 class Faults:
-    """Makes the faults of one simulation happen, from its seed."""
+    """Makes the faults of one simulation happen, from its seed: some of those that may happen in any run, and ``more``
+    of a run that has those whom they need."""
 
-    def __init__(self, simulation: "Simulation", kinds: Sequence[str] = ()) -> None:
+    def __init__(self, simulation: "Simulation", kinds: Sequence[str] = (), more: Sequence[str] = ()) -> None:
         self.simulation = simulation
         self.dice = random.Random(f"{simulation.seed} faults")
-        self.kinds = list(kinds) or sorted(self.dice.sample(sorted(KINDS), self.dice.randrange(1, 5)))
+        self.kinds = list(kinds) or sorted(self.dice.sample(GENERAL, self.dice.randrange(1, 5))) + list(more)
         self.happened: list[str] = []
         self.tampered: dict[str, int] = {}
         """Directories in which somebody else changed files, and when that was last."""
@@ -137,6 +139,9 @@ class Faults:
                 size = len(self.disk.node(victim).data)
                 self.disk.cut(victim, self.dice.choice((0, size // 2, size)))
 
+    def keyframes_do_not_fit(self) -> None:
+        self.simulation.limit_keyframes(self.dice.choice((2_000, 9_000)), self.dice.choice((2.0, 12.0)))
+
     # --- the network ---
 
     def connection_cut(self) -> None:
@@ -187,6 +192,22 @@ class Faults:
     def a_thread_dies(self) -> None:
         self.simulation.break_thread(self.dice.choice(("queue", "write", "write", "sync", "retain", "seal")))
 
+    # --- observers ---
+
+    def callers_flood(self) -> None:
+        self._flood("callers_flood")
+
+    def questions_flood(self) -> None:
+        self._flood("questions_flood")
+
+    def readers_flood(self) -> None:
+        self._flood("readers_flood")
+
+    def _flood(self, kind: str) -> None:
+        for actor in self.simulation.actors:
+            if isinstance(actor, Flood):
+                actor.start(kind, self.dice.choice((2.0, 4.0)))
+
     def wall_clock_set(self) -> None:
         self.simulation.world.wall_offset += self.dice.choice((-3_600, 3_600)) * 10**9
 
@@ -198,7 +219,17 @@ KINDS: Final[dict[str, Callable[[Faults], None]]] = {
         "connection_cut", "connection_half_open", "network_is_slow", "daemon_killed", "daemon_killed_at_the_disk",
         "power_fails", "power_fails_at_the_disk",
         "daemon_frozen", "client_killed", "client_frozen", "sealer_killed", "sealer_starved", "a_thread_dies",
-        "wall_clock_set",
+        "wall_clock_set", "keyframes_do_not_fit", *FLOODS,
     )
 }
 """Every fault by its name."""
+DRAWN_APART: Final = {"keyframes_do_not_fit": 0.06}
+"""Faults that came later, and the share of the runs that have them. Drawn apart, they leave the other draws alone."""
+GENERAL: Final = sorted(set(KINDS) - set(FLOODS) - set(DRAWN_APART))
+"""Those that may happen in any run."""
+
+
+def drawn(seed: int) -> list[str]:
+    """Those of ``DRAWN_APART`` that this seed has."""
+    return [kind for kind, share in DRAWN_APART.items() if random.Random(f"{seed} {kind}").random() < share]
+

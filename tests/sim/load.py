@@ -97,10 +97,12 @@ class Debugger(Actor):
         async with client.control(self.name, lease=True) as session:
             monitors.opened(self, session)
             for _ in range(dice.randrange(3, 40)):
+                began = self.simulation.world.now
                 try:
                     await dice.choice(self._verbs)(self, session)
                 except Refused as error:
                     monitors.refused_debugger(self, session.owner, error)
+                monitors.floods.answered(self, began)
                 await asyncio.sleep(dice.choice((0.1, 0.5, 2.0)) * dice.random())
 
     async def _set(self, session: Any) -> None:

@@ -14,6 +14,8 @@ from tests.sim.scheduler import Killed, Process, Thread, World
 
 TURN_S: Final = 30e-6
 """A turn of the loop that had something to do takes about as long."""
+EVENT_S: Final = 120e-6
+"""An event of the RPC library takes so much longer, where such events are counted."""
 
 
 UNWIND_MAX: Final = 100
@@ -42,6 +44,9 @@ class Loop(asyncio.AbstractEventLoop):
         """The longest time for which a callback of a serving loop stood still."""
         self.disk_calls: list[str] = []
         """Calls that the thread of a serving loop made to the disk."""
+        self.one_event_a_turn = False
+        """The RPC library's events come one a turn, as they do where its thread waits for the loop."""
+        self._events: deque[asyncio.Handle] = deque()
         self._ready: deque[asyncio.Handle] = deque()
         self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
         self._numbers = 0
@@ -71,6 +76,15 @@ class Loop(asyncio.AbstractEventLoop):
         return handle
 
     call_soon_threadsafe = call_soon  # type: ignore[assignment]
+
+    def deliver(self, callback: Any, *args: Any) -> None:
+        """An event of the RPC library. Its thread hands over the next one when the loop has taken the last."""
+        if not self.one_event_a_turn:
+            self.call_soon(callback, *args)
+            return
+        self._events.append(asyncio.Handle(callback, args, self, None))
+        if self._sleeping:
+            self.world.wake(self._sleeping)
 
     def call_later(
         self, delay: float, callback: Any, *args: Any, context: Context | None = None
@@ -172,6 +186,10 @@ class Loop(asyncio.AbstractEventLoop):
             handle = heapq.heappop(self._timers)[2]
             if not handle.cancelled():
                 self._ready.append(handle)
+        took_s = TURN_S
+        if self._events:
+            self._ready.append(self._events.popleft())
+            took_s += EVENT_S
         if not self._ready:
             while self._timers and self._timers[0][2].cancelled():
                 heapq.heappop(self._timers)
@@ -188,7 +206,7 @@ class Loop(asyncio.AbstractEventLoop):
         world.require_alive(self.process)
         if self._stopped:
             return
-        world.pause(TURN_S * (0.5 + world.dice.random()))
+        world.pause(took_s * (0.5 + world.dice.random()))
 
     def _abandon(self) -> None:
         """End every task as far as a dead process can: nothing of it is seen outside."""

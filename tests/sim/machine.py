@@ -78,6 +78,11 @@ class Machine:
         """No process can be started: descriptors have run out."""
         self.sealing_s = 0.0
         """The time that a sealing process waits for the processor, beside a busy engine."""
+        self.step_s = 0.0
+        """The time that a step of the embedded engine takes; 0 where its work takes none."""
+        self.answer_s = 0.0
+        """The time that an answer takes, in the same way."""
+        self.stepped_ns = self._answered_ns = 0
 
     def process(self, name: str) -> Process:
         """A new one."""
@@ -103,7 +108,24 @@ class Machine:
             "secrets": Namespace(secrets, {"token_hex": lambda n: f"{self.world.dice.getrandbits(8 * n):0{2 * n}x}"}),
             "grpc": Namespace(None, {"aio": Namespace(None, {"server": self._server})}),
             "Endpoint": lambda listen, **_: Endpoint(self, listen), "open_channel": self._channel,
+            "kvbm_console.simulator.simulated.time": time_module(self.world, perf_counter_ns=self._engine_clock),
+            "server.questions.time": time_module(self.world, thread_time_ns=self._answer_clock),
         }
+
+    def _engine_clock(self) -> int:
+        """The clock by which a slice ends. The engine looks at it behind each step, and the step has taken its time."""
+        if self.step_s:
+            self.world.pause(self.step_s)
+            self.stepped_ns += round(self.step_s * 1e9)
+        return self.world.now
+
+    def _answer_clock(self) -> int:
+        """The processor time of the loop's thread. Two looks surround an answer, and each takes half of its time."""
+        if not self.answer_s:
+            return self.world.now // 1000
+        self.world.pause(self.answer_s / 2)
+        self._answered_ns += round(self.answer_s / 2 * 1e9)
+        return self._answered_ns
 
     def _running(self) -> Loop:
         loop = None if self.world.current is None else self.world.current.loop
@@ -239,7 +261,7 @@ def machine(seed: int, *, keep_trace: bool = False) -> Iterator[Machine]:
         found = importlib.import_module(module)
         for name in replaced:
             before.append((found, name, getattr(found, name)))
-            setattr(found, name, names[name])
+            setattr(found, name, names.get(f"{module}.{name}", names[name]))
     kept = [(defaults, name, real) for defaults, name, real, _ in _defaults(world)]
     for defaults, name, _, simulated in list(_defaults(world)):
         defaults[name] = simulated

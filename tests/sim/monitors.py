@@ -10,6 +10,7 @@ tests' ``Mirror``, and recordings are judged by ``recording.verify``: nothing of
 | counted | the recorder's count of lost events is not that of the gaps in the recording |
 | said | the recorder calls itself well while nothing is written, or a thread died and no event says so |
 | heals | some time after the last fault the recorder is still not well, or has not caught up |
+| grows | events are lost behind a keyframe that does not fit, where the segment may grow without one |
 | keep | the directory is larger than ``--keep`` and no reason is told |
 | foreign | a file of somebody else was changed |
 | readers | received + lost is not what was published, or a mirror differs from the leader |
@@ -18,6 +19,7 @@ tests' ``Mirror``, and recordings are judged by ``recording.verify``: nothing of
 | core | the audit finds something, a stimulus was undone, or an event tells of a broken invariant |
 | rooms | something grows with the lives of clients: pools, readers, feeds, descriptors, or breakpoints in others' way |
 | edge | an exception reached the edge of a thread or of a loop (``World.fail``) |
+| share | a flood of an observer takes the engine's time, or keeps a debugger waiting (``floods``) |
 | told | `rec verify` passes over damage that a whole recording was given behind the end of the run |
 | end | an orderly end takes too long, or leaves a hold, or its last event is not that of the recording |
 
@@ -42,6 +44,7 @@ from kvbm_console.recording.verify import verify
 from kvbm_console.service import LeaderService
 from kvbm_console.stream.feed import EventsArrived, Heartbeat, SnapshotTaken
 from kvbm_console.wire.batches import unpack_events
+from tests.sim.floods import FloodMonitor
 
 if TYPE_CHECKING:
     from tests.server.daemons import Mirror
@@ -140,6 +143,7 @@ class Monitors:
         """Runs that were found, by directory."""
         self._frozen_ns = 0
         """Until then the daemon may not have caught up after a freeze."""
+        self.floods = FloodMonitor(simulation)
         simulation.machine.disk.on_change = self._look_at_keep
 
     # --- results ------------------------------------------------------------------------------------------------------
@@ -290,6 +294,7 @@ class Monitors:
         self._look_at_threads(service)
         self._look_at_holds(service)
         self._look_at_rooms(service)
+        self.floods.sample(service)
         if self._samples % 20 == 0:
             for violation in audit(service.state):
                 self.violated("core", f"{violation.rule} is broken: {violation.detail}")
@@ -304,6 +309,7 @@ class Monitors:
                 self._look_at_hang(recorder)
             return
         status = recorder.status()
+        self._look_at_keyframes(recorder, status)
         head = recorder._head - 1
         if status.written_seq >= head or status.state != "recording":
             self._behind_ns = None
@@ -313,6 +319,12 @@ class Monitors:
             self.violated(
                 "said", f"the recorder says {status.state!r} and has written {status.written_seq} of {head} events"
             )
+
+    def _look_at_keyframes(self, recorder: Any, status: Any) -> None:
+        """Nothing that happened in this run makes a recorder lose events, but that keyframes are too large."""
+        may_lose = set(self.simulation.faults.happened) - {"keyframes_do_not_fit", "client_killed", "client_frozen"}
+        if status.not_recorded and not may_lose and recorder.retention.keep_bytes is None:
+            self.violated("grows", f"{status.not_recorded} events are lost: {status.reason}")
 
     def _look_at_hang(self, recorder: Any) -> None:
         """The disk hangs, and calls of the recorder wait for it."""
@@ -478,7 +490,8 @@ class Monitors:
         if recorder is not None:
             status = recorder.status()
             dead = [name for name, worker in recorder.workers.items() if worker.ended]
-            misfit = "keep is " in (status.reason or "")  # a bound that the keyframes do not fit into
+            # A bound that the keyframes do not fit into; a keyframe above the limit is tried again after a minute.
+            misfit = "keep is " in (status.reason or "") or "a keyframe of" in (status.reason or "")
             if (status.state != "recording" or status.reason) and not dead and not misfit:
                 self.violated("heals", f"the recorder is {status.state}: {status.reason}")
             behind = recorder._head - 1 - status.written_seq

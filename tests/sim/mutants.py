@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 from unittest import mock
 
+import anyio.lowlevel
 import msgspec
 
 from kvbm_console.core import stimuli as st
@@ -26,12 +27,15 @@ from kvbm_console.recording import format as fmt
 from kvbm_console.recording import verify as verification
 from kvbm_console.recording.files import SegmentFile
 from kvbm_console.recording.threads import Syncer, Worker
+from kvbm_console.simulator.driver import Turns
+from kvbm_console.stream import broadcast
 from kvbm_console.stream.broadcast import Broadcaster
 from kvbm_console.stream.ring import Ring
 from server import feeding
 from server import recording as recording_method
 from server.daemon import Daemon
 from server.feeding import RequestNames
+from server.questions import Lane
 
 Planted = Callable[[], AbstractContextManager[object]]
 
@@ -430,6 +434,39 @@ def _abandon_for_good(dispatcher: Dispatcher, source: int) -> None:
                 source, None, st.RequestFinished, slot.request, b"", FinishReason.ABORTED
             )
     dispatcher.submit_from(source, None, st.SourceRestarted, True, False)
+
+
+@mutant("r36-behind-a-keyframe-that-does-not-fit-nothing-is-recorded", "grows", "keyframes_do_not_fit", first=6)
+def _() -> Iterator[None]:
+    with instead(writer.Recorder, "_may_grow", lambda self: False):
+        yield
+
+
+# --- observers -------------------------------------------------------------------------------------------------------
+
+
+@mutant("r27-the-loop-has-one-turn-between-two-slices", "share", "callers_flood")
+def _() -> Iterator[None]:
+    async def take(self: Turns) -> None:
+        await anyio.lowlevel.checkpoint()
+
+    with instead(Turns, "take", take):
+        yield
+
+
+@mutant("r25-flushes-to-many-readers-come-as-often", "share", "readers_flood")
+def _() -> Iterator[None]:
+    with instead(broadcast, "GAP_NS_PER_READER", 0):
+        yield
+
+
+@mutant("r28-questions-wait-for-nothing", "share", "questions_flood")
+def _() -> Iterator[None]:
+    async def turn(self: Lane, caller: str) -> None:
+        return
+
+    with instead(Lane, "turn", turn):
+        yield
 
 
 # --- debuggers -------------------------------------------------------------------------------------------------------

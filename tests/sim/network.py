@@ -90,7 +90,7 @@ class Pipe:
 
     def _tell_reader(self) -> None:
         if not self.reader.process.dead:
-            self.reader.call_soon(self._wake_reader)
+            self.reader.deliver(self._wake_reader)
 
     def _wake_reader(self) -> None:
         if self._reading is not None and not self._reading.done():
@@ -134,7 +134,7 @@ class Pipe:
 
     def _tell_writer(self) -> None:
         if not self.writer.process.dead:
-            self.writer.call_soon(self._wake_writer)
+            self.writer.deliver(self._wake_writer)
 
     def _wake_writer(self) -> None:
         while self._writing:
@@ -163,8 +163,9 @@ def status_error(code: grpc.StatusCode, details: str) -> grpc.aio.AioRpcError:
 class Call:
     """One call: the client's side is this object, the server's side is its ``context``."""
 
-    def __init__(self, connection: Connection, method: str, user: str) -> None:
+    def __init__(self, connection: Connection, method: str, user: str, controls: bool) -> None:
         self.connection = connection
+        self.controls = controls
         self.method = method
         self.there = Pipe(connection, connection.server.loop, connection.client)
         self.back = Pipe(connection, connection.client, connection.server.loop)
@@ -185,7 +186,7 @@ class Call:
     def _arrive(self, request: bytes | None) -> None:
         server = self.connection.server
         if not self.connection.half_open and not server.loop.process.dead:
-            server.loop.call_soon(server.accept, self, request)
+            server.loop.deliver(server.accept, self, request)
 
     # --- the client's side ---
 
@@ -218,7 +219,7 @@ class Call:
     def _left(self) -> None:
         loop = self.connection.server.loop
         if not loop.process.dead:
-            loop.call_soon(self._cancel_task)
+            loop.deliver(self._cancel_task)
 
     def _cancel_task(self) -> None:
         if self.task is not None and not self.task.done():
@@ -243,13 +244,18 @@ class Context:
             await self._call.back.write(data)
         except grpc.aio.AioRpcError:
             raise asyncio.CancelledError from None
+        loop = self._call.connection.server.loop
+        if loop.one_event_a_turn:  # the library tells each message that it has taken
+            taken = loop.create_future()
+            loop.deliver(lambda: taken.done() or taken.set_result(None))
+            await taken
 
     async def abort(self, code: grpc.StatusCode, details: str = "") -> None:
         self._call.back.send(status_error(code, details))
         raise grpc.aio.AbortError
 
     def peer(self) -> str:
-        return "unix:"
+        return "unix:" if self._call.controls else "ipv4:192.0.2.1:50051"
 
     def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
         return self._metadata
@@ -334,6 +340,8 @@ class Channel:
         self._address = address
         self._loop = loop
         self._closed = False
+        self.controls = True
+        """It comes through the Unix socket of its own user, who may control; else from afar and without a token."""
         self.connection: Connection | None = None
         network.numbers += 1
         self._user = f"sim-{network.numbers}"
@@ -356,7 +364,7 @@ class Channel:
         connection = self._connect()
         if connection is None:
             return _Refused()
-        call = Call(connection, method, self._user)
+        call = Call(connection, method, self._user, self.controls)
         call.begin(request)
         return call
 

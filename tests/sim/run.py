@@ -19,13 +19,15 @@ from kvbm_console.debug import sessions
 from kvbm_console.recording import format as fmt
 from kvbm_console.recording import options as recording_options
 from kvbm_console.recording.options import RecordingOptions
+from kvbm_console.recording.writer import FrameTooLarge
 from kvbm_console.service import LeaderService
 from kvbm_console.simulator.embedded import default_engine_config, default_leader_config
 from kvbm_console.simulator.multiturn import Multiturn, Settings
 from kvbm_console.stream.ring import Ring
 from server.options import DaemonOptions
+from tests.sim import floods
 from tests.sim.disk import SimPath
-from tests.sim.faults import Faults
+from tests.sim.faults import Faults, drawn
 from tests.sim.load import ADDRESS, Actor, Debugger, Engine, Operator, Reader
 from tests.sim.machine import Life, Machine, machine
 from tests.sim.monitors import Monitors
@@ -82,7 +84,9 @@ class Simulation:
             think=dice.choice((0.3, 1.0)), requests=1_000_000,
         )
         self.workload = Multiturn(self.settings)
-        self.embedded = dice.random() < 0.65
+        self.busy = floods.drawn(seed, kinds)
+        """Work takes time in this run, and the engine runs at full speed."""
+        self.embedded = dice.random() < 0.65 or self.busy
         self.config = default_leader_config(
             self.workload, g2_blocks=dice.choice((64, 128)), g3_blocks=dice.choice((0, 128)),
         )
@@ -97,6 +101,8 @@ class Simulation:
         self.ring_events = dice.choice((400, 3_000, 262_144))
         made.sealing_s = self.sealing_s = dice.choice((0.0, 0.5, 2.0))
         self.records = dice.random() < 0.9
+        if self.busy:
+            made.step_s, made.answer_s = floods.STEP_S, floods.ANSWER_S
         self.monitors = Monitors(self)
         self.world.trace("seed", seed)
         first = self.new_directory()
@@ -109,7 +115,9 @@ class Simulation:
         self.actors += [Engine(self, n) for n in range(0 if self.embedded else dice.randrange(1, 4))]
         if dice.random() < 0.4:
             self.actors.append(Operator(self, 0))
-        self.faults = Faults(self, kinds)
+        if self.busy:
+            self.actors.append(floods.Flood(self, 0))
+        self.faults = Faults(self, kinds, (*(floods.FLOODS if self.busy else ()), *drawn(seed)))
         self.world.after(SAMPLE_S, self._sample)
 
     def _write(self, directory: SimPath, name: str) -> None:
@@ -143,7 +151,7 @@ class Simulation:
         more: dict[str, Any] = {}
         if self.embedded:
             engine = default_engine_config(self.workload, g1_blocks=96)
-            more = {"workload": Multiturn(self.settings), "engine": engine}
+            more = {"workload": Multiturn(self.settings), "engine": engine, "speed": None if self.busy else 1.0}
         return DaemonOptions(
             config=self.config, listen=ADDRESS, record=self.first_directory if self.records else None,
             recording=self.recording, handle_signals=False, ring=Ring(events_max=self.ring_events), **more,
@@ -154,6 +162,7 @@ class Simulation:
         self.directory = self.first_directory if self.records else None
         self.machine.disk.watched = self.directory
         self.life = life = Life(self.machine, self._options)
+        life.loop.one_event_a_turn = self.busy
         life.on_service = self.monitors.began
         life.process.on_death.append(lambda: self._over(life))
 
@@ -221,6 +230,21 @@ class Simulation:
             return real(*args, **kwargs)
 
         setattr(holder, method, call)
+
+    def limit_keyframes(self, most: int, seconds: float) -> None:
+        """For so long the recorder's keyframes have a limit that the state exceeds, as that of a huge pool does."""
+        service = self.service
+        recorder = None if service is None else service.recorder
+        if recorder is None:
+            return
+        frames_of, until_ns = recorder._frames_of, self.world.now + round(seconds * 1e9)
+
+        def limited(item: Any, about: Any) -> Any:
+            if item.size > most and self.world.now < until_ns and not self.calm:
+                raise FrameTooLarge(0, f"a keyframe of {item.size} bytes is above the limit of {most}")
+            return frames_of(item, about)
+
+        recorder._frames_of = limited  # type: ignore[method-assign]
 
     def disarm_bugs(self) -> None:
         """Bugs that have not struck yet never will."""

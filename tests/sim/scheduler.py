@@ -492,11 +492,11 @@ def queue_module() -> Namespace:
     return Namespace(queue, {"SimpleQueue": SimpleQueue}, ("Empty",))
 
 
-def time_module(world: World) -> Namespace:
-    """``time``. The processor's time is not modelled: work takes none."""
+def time_module(world: World, **other: Callable[[], int]) -> Namespace:
+    """``time``, with ``other`` clocks by their names. Work takes no processor time, but where those say so."""
     return Namespace(None, {
         "monotonic_ns": world.monotonic_ns, "monotonic": lambda: world.monotonic_ns() / 1e9,
         "perf_counter_ns": world.monotonic_ns, "perf_counter": lambda: world.monotonic_ns() / 1e9,
         "time_ns": world.wall_ns, "time": lambda: world.wall_ns() / 1e9, "thread_time_ns": lambda: world.now // 1000,
-        "thread_time": lambda: world.now / 1e12,
+        "thread_time": lambda: world.now / 1e12, **other,
     })

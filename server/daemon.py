@@ -45,6 +45,7 @@ from kvbm_console.simulator.machine import SimulatedMachine
 from kvbm_console.wire.protocol import SERVER_OPTIONS, SERVICE
 
 from .access import AccessRules, read_token, server_credentials, tls_context
+from .arrivals import start_paced
 from .control import KeptBreakpoints
 from .event_publisher import EventPublisher
 from .lake import LakeWriter
@@ -316,7 +317,7 @@ class Daemon:
             before = thread_ids()
             server, servicer, probe = self._server()
             await probe.set(SERVICE, health_pb2.HealthCheckResponse.SERVING)
-            await server.start()
+            await start_paced(server)
             give_way(thread_ids() - before)
             try:
                 await self._serve(servicer, probe, on_ready)

@@ -43,7 +43,7 @@ CALLERS_MAX: Final = 1_024
 """Callers whose questions are remembered. Beyond it, the caller that asked longest ago is forgotten."""
 CALL_NS: Final = 300_000
 """Cost of a call in the RPC library beside our own work: 0.25 to 0.35 ms of the daemon's processor, measured with
-``Hello``."""
+``Hello``; up to 1 ms on a slow machine whose caches the engine fills meanwhile."""
 WAITING_MAX: Final = 512
 """Questions that wait in a lane: those take some ten seconds."""
 CALLER_WAITING_MAX: Final = 128
@@ -86,13 +86,14 @@ class TooMany(Exception):
 class Lane:
     """Questions that wait together. ``clock`` is nanoseconds of the time that is shared."""
 
-    def __init__(self, clock: Callable[[], int]) -> None:
+    def __init__(self, clock: Callable[[], int] | None = None, *, savings_ns: int = SAVINGS_NS) -> None:
+        clock = clock or OwnTime()
         self.refused = 0
         """Questions that were refused."""
         self.expected_ns = CALL_NS
         """Average time of the last questions. It is charged in advance and corrected when the answer is there."""
         self._clock = clock
-        self._savings_ns = SAVINGS_NS
+        self._savings_ns = self._savings_ns_max = savings_ns
         self._at_ns = clock()
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
         """Caller to its questions; the caller whose turn is next stands first."""
@@ -128,7 +129,7 @@ class Lane:
 
     def _save(self) -> None:
         now_ns = self._clock()
-        self._savings_ns = min(SAVINGS_NS, self._savings_ns + (now_ns - self._at_ns) // SHARE)
+        self._savings_ns = min(self._savings_ns_max, self._savings_ns + (now_ns - self._at_ns) // SHARE)
         self._at_ns = now_ns
 
     def _look_later(self) -> None:

@@ -53,6 +53,7 @@ IN_FLIGHT: Final = 16
 STREAMS: Final = {"reader": 1, "readers": 10, "digests": 64}
 FLOODS: Final = (
     "none", "reader", "readers", "status", "digest", "history", "snapshot", "digests", "connections", "scrapes",
+    "leavers",
 )
 """``none`` goes on and off, too, and does nothing: what the method itself finds."""
 
@@ -196,6 +197,13 @@ def _once(
         call.cancel()
         return read
 
+    async def leavers(on: asyncio.Event) -> int:
+        call = query(questions["status"].SerializeToString())
+        await asyncio.sleep(0)  # the call begins
+        await asyncio.sleep(0.001)
+        call.cancel()
+        return 1
+
     async def connections(on: asyncio.Event) -> int:
         host, _, number = address.rpartition(":")
         _, writer = await asyncio.open_connection(host, int(number))
@@ -215,7 +223,7 @@ def _once(
         return 0
 
     own = {
-        "snapshot": snapshot, "connections": connections, "scrapes": scrapes, "none": none,
+        "snapshot": snapshot, "connections": connections, "scrapes": scrapes, "none": none, "leavers": leavers,
         **dict.fromkeys(STREAMS, stream),
     }
     return own.get(kind, asks)

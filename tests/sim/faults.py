@@ -206,7 +206,7 @@ class Faults:
     def _flood(self, kind: str) -> None:
         for actor in self.simulation.actors:
             if isinstance(actor, Flood):
-                actor.start(kind, self.dice.choice((2.0, 4.0)))
+                actor.start(kind, self.dice.choice((2.5, 4.0)))
 
     def wall_clock_set(self) -> None:
         self.simulation.world.wall_offset += self.dice.choice((-3_600, 3_600)) * 10**9

@@ -46,6 +46,7 @@ class Loop(asyncio.AbstractEventLoop):
         """Calls that the thread of a serving loop made to the disk."""
         self.one_event_a_turn = False
         """The RPC library's events come one a turn, as they do where its thread waits for the loop."""
+        self._factory: Callable[..., NumberedTask] = lambda loop, coro, **_: NumberedTask(coro, loop=loop)
         self._events: deque[asyncio.Handle] = deque()
         self._ready: deque[asyncio.Handle] = deque()
         self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
@@ -108,7 +109,9 @@ class Loop(asyncio.AbstractEventLoop):
     def create_task(  # type: ignore[override]
         self, coro: Coroutine[Any, Any, Any], *, name: str | None = None, context: Context | None = None, **_: Any
     ) -> NumberedTask:
-        task = NumberedTask(coro, loop=self, name=name)
+        task = self._factory(self, coro)
+        if name is not None:
+            task.set_name(name)
         self._numbers += 1
         task.number = self._numbers
         self.tasks.append(task)
@@ -116,8 +119,11 @@ class Loop(asyncio.AbstractEventLoop):
             self.tasks = [each for each in self.tasks if not each.done()]
         return task
 
-    def get_task_factory(self) -> None:
-        return None
+    def get_task_factory(self) -> Any:
+        return self._factory
+
+    def set_task_factory(self, factory: Any) -> None:
+        self._factory = factory
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
         error = context.get("exception")

@@ -31,7 +31,7 @@ from kvbm_console.simulator.driver import Turns
 from kvbm_console.stream import broadcast
 from kvbm_console.stream.broadcast import Broadcaster
 from kvbm_console.stream.ring import Ring
-from server import feeding
+from server import daemon, feeding
 from server import recording as recording_method
 from server.daemon import Daemon
 from server.feeding import RequestNames
@@ -314,7 +314,7 @@ def _() -> Iterator[None]:
         yield
 
 
-@mutant("the-name-of-a-new-directory-is-not-synced", "acknowledged", "power_fails", first=56, within=1)
+@mutant("the-name-of-a-new-directory-is-not-synced", "acknowledged", "power_fails", first=16, within=1)
 def _() -> Iterator[None]:
     with instead(files, "sync_directory", lambda directory: None):
         yield
@@ -443,6 +443,12 @@ def _() -> Iterator[None]:
 
 
 # --- observers -------------------------------------------------------------------------------------------------------
+
+
+@mutant("calls-that-are-given-up-at-once-take-no-turns", "share", "callers_flood")
+def _() -> Iterator[None]:
+    with instead(daemon, "start_paced", lambda server: server.start()):
+        yield
 
 
 @mutant("r27-the-loop-has-one-turn-between-two-slices", "share", "callers_flood")

@@ -16,6 +16,7 @@ from typing import Any, Final
 import grpc
 import grpc.aio
 
+from kvbm_console.wire.protocol import STREAMS_MAX
 from tests.sim.loop import Loop
 from tests.sim.scheduler import Process, World
 
@@ -37,6 +38,10 @@ class Connection:
         self.half_open = False
         self.delay_s = network.delay_s
         self.calls: list[Call] = []
+        self.streams = 0
+        """Calls that the server knows and has not ended, also those that their caller has given up."""
+        self.unsent: deque[Callable[[], None]] = deque()
+        """Calls beyond ``STREAMS_MAX``, which the client keeps."""
 
     def delay(self) -> float:
         """How long the next message takes."""
@@ -180,13 +185,23 @@ class Call:
         if not connection.up:
             self.back.close(status_error(grpc.StatusCode.UNAVAILABLE, "failed to connect to all addresses"))
             return
-        if not connection.half_open:
+        if connection.server.loop.one_event_a_turn and connection.streams >= STREAMS_MAX:
+            connection.unsent.append(lambda: self.over or self.begin(request))
+        elif not connection.half_open:
+            connection.streams += 1
             connection.network.world.after(connection.delay(), lambda: self._arrive(request))
 
     def _arrive(self, request: bytes | None) -> None:
         server = self.connection.server
         if not self.connection.half_open and not server.loop.process.dead:
-            server.loop.deliver(server.accept, self, request)
+            server.arrived(self, request)
+
+    def destroyed(self) -> None:
+        """The server has ended it."""
+        connection = self.connection
+        connection.streams -= 1
+        while connection.unsent and connection.streams < STREAMS_MAX:
+            connection.unsent.popleft()()
 
     # --- the client's side ---
 
@@ -271,6 +286,9 @@ class Server:
         self.listening = False
         self.connections: list[Connection] = []
         self.calls: list[Call] = []
+        self._pending: deque[tuple[Call, bytes | None]] = deque()
+        """Calls that the loop has not asked for."""
+        self._asked: asyncio.Future[tuple[Call, bytes | None]] | None = None
 
     def add_generic_rpc_handlers(self, handlers: Any) -> None:
         self.handlers.extend(handlers)
@@ -280,6 +298,31 @@ class Server:
 
     async def start(self) -> None:
         self.listening = True
+        if self.loop.one_event_a_turn:
+            self.loop.create_task(self._server_main_loop())
+
+    def arrived(self, call: Call, request: bytes | None) -> None:
+        """A call is there. Where events are counted, the loop gets it when it asks for the next one."""
+        if not self.loop.one_event_a_turn:
+            self.loop.deliver(self.accept, call, request)
+            return
+        self._pending.append((call, request))
+        if self._asked is not None:
+            self.loop.deliver(self._publish, self._asked)
+            self._asked = None
+
+    def _publish(self, asked: "asyncio.Future[tuple[Call, bytes | None]]") -> None:
+        asked.set_result(self._pending.popleft())
+
+    async def _server_main_loop(self) -> None:
+        """As the library does, also for calls that were given up meanwhile."""
+        while True:
+            asked = self.loop.create_future()
+            if self._pending:
+                self.loop.deliver(self._publish, asked)
+            else:
+                self._asked = asked
+            self.accept(*await asked)
 
     async def stop(self, grace: float | None) -> None:
         """No new call; those that run have this long."""
@@ -297,14 +340,17 @@ class Server:
     def accept(self, call: Call, request: bytes | None) -> None:
         """A call has arrived."""
         if call.over:
+            call.destroyed()
             return
         if not self.listening:
+            call.destroyed()
             call.back.send(status_error(grpc.StatusCode.UNAVAILABLE, "the server is shut down"))
             return
         handler = None
         for each in self.handlers:
             handler = handler or each.service(_Details(call.method))
         call.task = self.loop.create_task(self._serve(call, handler, request))
+        call.task.add_done_callback(lambda _: call.destroyed())
         self.calls = [each for each in self.calls if each.task is not None and not each.task.done()]
         self.calls.append(call)
 

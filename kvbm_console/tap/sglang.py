@@ -11,6 +11,7 @@ methods are unchanged. A held request stays in the waiting queue, and the schedu
 """
 
 import functools
+import inspect
 import logging
 import os
 import sys
@@ -101,6 +102,33 @@ def _leads(scheduler: Any) -> bool:
 
 def _parallel() -> Any:
     return import_module("sglang.srt.runtime_context").get_parallel()
+
+
+def wrapped(inner: Callable[..., Any], around: Callable[..., Any]) -> Callable[..., Any]:
+    """``around`` in the place of ``inner``, which is its first argument. Arguments that ``around`` names and a caller
+    gives by name go there by their position, so another release may call them otherwise.
+    """
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+    def named(call: Callable[..., Any]) -> tuple[str, ...]:
+        try:
+            parameters = inspect.signature(call).parameters.values()
+        except (TypeError, ValueError):  # of a method written in C
+            return ()
+        return tuple(parameter.name for parameter in parameters if parameter.kind in positional)
+
+    names = named(inner)[: len(named(around)) - 1]
+
+    @functools.wraps(inner)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if kwargs:
+            for name in names[len(args) :]:
+                if name not in kwargs:
+                    break
+                args = (*args, kwargs.pop(name))
+        return around(inner, *args, **kwargs)
+
+    return call
 
 
 class SglangTap:
@@ -224,7 +252,7 @@ class SglangTap:
         inner = getattr(owner, name, None)
         if inner is not None:
             self._replaced.append((owner, name, getattr(owner, "__dict__", {}).get(name)))
-            setattr(owner, name, functools.wraps(inner)(functools.partial(around, inner)))
+            setattr(owner, name, wrapped(inner, around))
 
     def _withdraw(self) -> None:
         """Give every object its own methods back, so an engine that cannot be observed runs as without the tap."""

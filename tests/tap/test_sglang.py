@@ -431,3 +431,24 @@ def test_a_retracted_request_loads_an_answer_that_another_request_computed() -> 
     assert [device.hash_of[place] for place in slot.device_blocks[:3]] == slot.hashes
     assert all(device.content[place] == READY for place in slot.device_blocks[:3])
     assert (watch.rejected, state.lost_sources) == ([], {})
+
+
+def test_a_parameter_that_another_release_names_otherwise_reaches_the_engine() -> None:
+    seen: list[object] = []
+
+    class Engine:
+        def free(self, request: str, last: bool = False, *, fast: bool = False) -> tuple[str, bool, bool]:
+            return request, last, fast
+
+    def around(inner: Any, req: Any, *args: Any, **kwargs: Any) -> Any:
+        seen.append(req)
+        return inner(req, *args, **kwargs)
+
+    free = binding.wrapped(Engine().free, around)
+    assert free("a") == ("a", False, False)
+    assert free(request="b", last=True) == ("b", True, False)
+    assert free("c", last=True, fast=True) == ("c", True, True)
+    assert free(last=True, request="d") == ("d", True, False)
+    assert seen == ["a", "b", "c", "d"]
+    with pytest.raises(TypeError, match="unheard"):
+        free("e", unheard=1)

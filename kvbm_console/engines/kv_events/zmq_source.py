@@ -210,7 +210,8 @@ class ZmqSource:
     async def run(self) -> None:
         """Follow the publishers, after ``open``. A call after a failure opens a new socket."""
         if self._sub.closed:
-            self.status.connected, self.status.disconnects = False, self.status.connects
+            self.status.connected = False
+            self._connections.clear()
             self.open(self._context)
         taking, watching = asyncio.ensure_future(self._take_all(self._sub)), asyncio.ensure_future(self._watch())
         try:
@@ -245,11 +246,11 @@ class ZmqSource:
                     continue
                 event = report["event"]
                 status.connects += event == zmq.EVENT_HANDSHAKE_SUCCEEDED
-                status.disconnects += event == zmq.EVENT_DISCONNECTED
-                status.connected = status.connects > status.disconnects
                 if bound:
                     self._follow_connection(event, int(report["value"]))
+                    status.connected = bool(self._connections)
                     continue
+                self._follow_ours(event)
                 if away is not None and status.connected:
                     away.cancel()
                     away = None
@@ -262,6 +263,12 @@ class ZmqSource:
             for task in (away, self._looking):
                 if task is not None:
                     task.cancel()
+
+    def _follow_ours(self, event: int) -> None:
+        """Follow the connection to the engine that we connect to."""
+        # ZeroMQ also tells the end of a connection that had no handshake, so ends are not weighed against beginnings.
+        self.status.disconnects += self.status.connected and event == zmq.EVENT_DISCONNECTED
+        self.status.connected = event == zmq.EVENT_HANDSHAKE_SUCCEEDED
 
     def _follow_connection(self, event: int, connection: int) -> None:
         """Follow the connections of engines that connect to us."""

@@ -606,6 +606,18 @@ async def test_connections_that_end_before_a_handshake_do_not_count_against_a_la
         assert (following.source.status.connected, following.source.status.connects) == (True, 1)
 
 
+def test_a_machine_that_is_gone_is_noticed_within_seconds() -> None:
+    """We send nothing to a publisher, so only probes of the system find out."""
+    context = zmq.Context()
+    with socket.create_server(("127.0.0.1", 0)) as place:
+        sub = context.socket(zmq.SUB)
+        zmq_source.subscribe(sub, Publisher(endpoint=f"tcp://127.0.0.1:{place.getsockname()[1]}"))
+        options = (zmq.TCP_KEEPALIVE_IDLE, zmq.TCP_KEEPALIVE_INTVL, zmq.TCP_KEEPALIVE_CNT)
+        idle, every, count = map(sub.getsockopt, options)
+        context.destroy(linger=0)
+    assert 0 < idle + every * count <= 20
+
+
 @pytest.mark.asyncio
 @pytest.mark.parametrize("part", ["_take_all", "_watch"])
 async def test_a_follower_that_fails_is_told_and_follows_again(

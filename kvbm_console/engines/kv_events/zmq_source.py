@@ -43,6 +43,11 @@ except ImportError:  # pragma: no cover - the extra is installed wherever tests 
 
 RECONNECT_S: Final = 5.0
 """The longest time between two attempts to connect."""
+KEEPALIVE_IDLE_S: Final = 10
+KEEPALIVE_EVERY_S: Final = 3
+KEEPALIVE_PROBES: Final = 3
+"""A connection to a machine that is gone ends after 19 s. We send nothing, and by default Linux asks after two hours
+only."""
 QUEUE_MESSAGES_MAX: Final = 10_000
 """Messages that wait in the socket: as many as an engine keeps for a replay. Further messages are lost, and their loss
 is noticed."""
@@ -112,6 +117,9 @@ def subscribe(sub: Any, publisher: Publisher) -> None:
     sub.setsockopt(zmq.RCVHWM, QUEUE_MESSAGES_MAX)
     sub.setsockopt(zmq.MAXMSGSIZE, PAYLOAD_BYTES_MAX)
     sub.setsockopt(zmq.TCP_KEEPALIVE, 1)
+    sub.setsockopt(zmq.TCP_KEEPALIVE_IDLE, KEEPALIVE_IDLE_S)
+    sub.setsockopt(zmq.TCP_KEEPALIVE_INTVL, KEEPALIVE_EVERY_S)
+    sub.setsockopt(zmq.TCP_KEEPALIVE_CNT, KEEPALIVE_PROBES)
     sub.setsockopt(zmq.IPV6, 1)
     sub.setsockopt(zmq.RECONNECT_IVL_MAX, round(RECONNECT_S * 1e3))
     sub.setsockopt(zmq.SUBSCRIBE, publisher.topic.encode())

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from tests.sim.disk import SimPath
+from tests.sim.publishers import STREAM_KINDS
 
 if TYPE_CHECKING:
     from tests.sim.run import Simulation
@@ -27,7 +28,8 @@ class Faults:
     def __init__(self, simulation: "Simulation", kinds: Sequence[str] = ()) -> None:
         self.simulation = simulation
         self.dice = random.Random(f"{simulation.seed} faults")
-        self.kinds = list(kinds) or sorted(self.dice.sample(sorted(KINDS), self.dice.randrange(1, 5)))
+        self.kinds = list(kinds) or sorted(self.dice.sample(sorted(GENERAL_KINDS), self.dice.randrange(1, 5)))
+        self.kinds += simulation.streams.kinds
         self.happened: list[str] = []
         self.tampered: dict[str, int] = {}
         """Directories in which somebody else changed files, and when that was last."""
@@ -58,6 +60,7 @@ class Faults:
         disk.strikes.clear()
         machine.no_processes, machine.sealing_s = False, self.simulation.sealing_s
         network.delay_s = 300e-6
+        self.simulation.streams.heal()
 
     def for_a_while(self, holder: Any, name: str, value: Any, seconds: float) -> None:
         """Set an attribute for a time."""
@@ -191,7 +194,7 @@ class Faults:
         self.simulation.world.wall_offset += self.dice.choice((-3_600, 3_600)) * 10**9
 
 
-KINDS: Final[dict[str, Callable[[Faults], None]]] = {
+GENERAL_KINDS: Final[dict[str, Callable[[Faults], None]]] = {
     name: getattr(Faults, name) for name in (
         "disk_hangs", "disk_is_full", "writes_fail", "syncs_fail", "writes_are_short", "disk_is_slow", "files_stay",
         "no_descriptors", "no_processes", "syncs_lie", "directory_removed", "directory_moved", "segment_cut",
@@ -201,4 +204,6 @@ KINDS: Final[dict[str, Callable[[Faults], None]]] = {
         "wall_clock_set",
     )
 }
+"""Faults that any run may draw."""
+KINDS: Final[dict[str, Callable[[Faults], None]]] = {**GENERAL_KINDS, **STREAM_KINDS}
 """Every fault by its name."""

@@ -37,6 +37,8 @@ from tests.sim.scheduler import (
     threading_module,
     time_module,
 )
+from tests.sim.wires import Wires
+from tests.sim.zeromq import zmq_module
 
 RECORDING: Final = "kvbm_console.recording."
 SEAMS: Final[dict[str, tuple[str, ...]]] = {
@@ -50,6 +52,8 @@ SEAMS: Final[dict[str, tuple[str, ...]]] = {
     RECORDING + "writer": ("os", "queue", "threading", "time"),
     "kvbm_console.client.connection": ("open_channel",),
     "kvbm_console.client.feeder": ("time",),
+    "kvbm_console.engines.kv_events.stream": ("time",),
+    "kvbm_console.engines.kv_events.zmq_source": ("time", "zmq"),
     "kvbm_console.simulator.driver": ("time",),
     "kvbm_console.simulator.simulated": ("time",),
     "kvbm_console.parts": ("time",),
@@ -73,6 +77,7 @@ class Machine:
         self.world = world
         self.disk = Disk(world)
         self.network = Network(world)
+        self.wires = Wires(world)
         self.daemons = 0
         self.no_processes = False
         """No process can be started: descriptors have run out."""
@@ -84,11 +89,13 @@ class Machine:
         process = Process(self.world, name)
         process.on_death.append(lambda: self.disk.close_files_of(process))
         process.on_death.append(lambda: self.network.process_ended(process))
+        process.on_death.append(lambda: self.wires.process_ended(process))
         return process
 
     def loop(self, name: str, main: Callable[[], Coroutine[Any, Any, Any]]) -> Loop:
         """A process with an event loop that runs ``main``."""
         loop = Loop(self.world, self.process(name))
+        loop.wires = self.wires
         loop.start(main)
         return loop
 
@@ -103,6 +110,7 @@ class Machine:
             "secrets": Namespace(secrets, {"token_hex": lambda n: f"{self.world.dice.getrandbits(8 * n):0{2 * n}x}"}),
             "grpc": Namespace(None, {"aio": Namespace(None, {"server": self._server})}),
             "Endpoint": lambda listen, **_: Endpoint(self, listen), "open_channel": self._channel,
+            "zmq": zmq_module(self.wires, self._running),
         }
 
     def _running(self) -> Loop:
@@ -178,7 +186,7 @@ class Child:
         self._process.kill()
 
 
-_CLOCKS: Final = ("monotonic_ns", "time_ns", "monotonic", "perf_counter_ns")
+_CLOCKS: Final = ("monotonic_ns", "time_ns", "monotonic", "perf_counter_ns", "time")
 
 
 def _defaults(world: World) -> Iterator[tuple[dict[str, Any], str, Any, Any]]:

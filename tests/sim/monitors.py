@@ -19,6 +19,7 @@ tests' ``Mirror``, and recordings are judged by ``recording.verify``: nothing of
 | rooms | something grows with the lives of clients: pools, readers, feeds, descriptors, or breakpoints in others' way |
 | edge | an exception reached the edge of a thread or of a loop (``World.fail``) |
 | told | `rec verify` passes over damage that a whole recording was given behind the end of the run |
+| streams | a source's blocks are not its publisher's and are shown as certain, or a publisher is not heard of again |
 | end | an orderly end takes too long, or leaves a hold, or its last event is not that of the recording |
 
 Law of this file: a monitor asks nothing that moves the simulation: no dice, no simulated call that takes time.
@@ -31,7 +32,7 @@ from kvbm_console.core import events as ev
 from kvbm_console.core.audit import audit
 from kvbm_console.core.errors import KvbmConsoleError, RecordingError, UsageError
 from kvbm_console.core.events import Event
-from kvbm_console.core.ids import Note
+from kvbm_console.core.ids import Authority, Note
 from kvbm_console.core.snapshots import digest
 from kvbm_console.debug import sessions
 from kvbm_console.debug.sessions import DAEMON_OWNER
@@ -42,6 +43,7 @@ from kvbm_console.recording.verify import verify
 from kvbm_console.service import LeaderService
 from kvbm_console.stream.feed import EventsArrived, Heartbeat, SnapshotTaken
 from kvbm_console.wire.batches import unpack_events
+from tests.sim.streams import StreamLaws
 
 if TYPE_CHECKING:
     from tests.server.daemons import Mirror
@@ -140,6 +142,7 @@ class Monitors:
         """Runs that were found, by directory."""
         self._frozen_ns = 0
         """Until then the daemon may not have caught up after a freeze."""
+        self._streams = StreamLaws(simulation, self.violated)
         simulation.machine.disk.on_change = self._look_at_keep
 
     # --- results ------------------------------------------------------------------------------------------------------
@@ -290,6 +293,7 @@ class Monitors:
         self._look_at_threads(service)
         self._look_at_holds(service)
         self._look_at_rooms(service)
+        self._streams.sample(service, [] if self._journal is None else self._journal.parts)
         if self._samples % 20 == 0:
             for violation in audit(service.state):
                 self.violated("core", f"{violation.rule} is broken: {violation.detail}")
@@ -373,7 +377,7 @@ class Monitors:
     def _look_at_rooms(self, service: LeaderService) -> None:
         engines = len(service.feeds) + 1
         state = service.state
-        own = sum(pool.info.source == 0 for pool in state.pools)
+        own = sum(pool.info.source == 0 or pool.info.authority is Authority.STREAM for pool in state.pools)
         lives = sum(actor.kind == "engine" for actor in self.simulation.actors)
         if len(state.pools) - own > max(engines, lives + 1) + EXTRA_POOLS_MAX:
             self.violated("rooms", f"{len(state.pools)} pools are remembered of {engines} engines")
@@ -486,6 +490,7 @@ class Monitors:
             if behind and not dead and written > 1e9:
                 self.violated("heals", f"{behind} events are not written")
         self._after_calm_readers(service)
+        self._streams.after_calm(service)
         descriptors = self.simulation.machine.disk.descriptors(life.process)
         if descriptors > DESCRIPTORS_MAX:
             self.violated("rooms", f"the daemon has {descriptors} descriptors")

@@ -20,6 +20,7 @@ from kvbm_console.core.ids import FinishReason
 from kvbm_console.debug.leases import Leases, WallDeadlines
 from kvbm_console.debug.sessions import Sessions
 from kvbm_console.dispatch import Dispatcher
+from kvbm_console.engines.kv_events import stream, zmq_source
 from kvbm_console.parts import Parts
 from kvbm_console.recording import files, reader, recover, seal, threads, writer
 from kvbm_console.recording import format as fmt
@@ -470,4 +471,71 @@ def _() -> Iterator[None]:
         real(self, writer.time.time_ns, **how)
 
     with instead(Leases, "__init__", init):
+        yield
+
+
+# --- event streams ---------------------------------------------------------------------------------------------------
+
+
+@mutant("r51-a-publisher-fills-pools-without-bound", "streams", "publisher_grows")
+def _() -> Iterator[None]:
+    with instead(stream, "POOLS_MAX", 2**60), instead(stream, "POOL_BLOCKS_MAX", 2**60):
+        yield
+
+
+@mutant("r51-a-number-at-the-end-of-its-range-ends-the-stream", "edge streams", "publisher_numbers_end", first=3)
+def _() -> Iterator[None]:
+    with instead(stream, "SEQ_MAX", 2**64):
+        yield
+
+
+@mutant("r52-behind-a-large-message-nothing-is-heard", "streams", "publisher_sends_too_much publisher_sends_junk")
+def _() -> Iterator[None]:
+    with instead(zmq_source.ZmqSource, "_connect_again", lambda self: None):
+        yield
+
+
+@mutant("connections-without-a-handshake-count-as-lost", "streams", "publisher_is_proxied")
+def _() -> Iterator[None]:
+    def follow(self: zmq_source.ZmqSource, event: int) -> None:
+        self.status.disconnects += event == zmq_source.zmq.EVENT_DISCONNECTED
+        self.status.connected = self.status.connects > self.status.disconnects
+
+    with instead(zmq_source.ZmqSource, "_follow_ours", follow):
+        yield
+
+
+@mutant("a-machine-that-is-gone-is-never-noticed", "streams", "stream_half_open publisher_loses_power")
+def _() -> Iterator[None]:
+    with instead(zmq_source, "KEEPALIVE_IDLE_S", 7_200):
+        yield
+
+
+@mutant("blocks-of-a-publishers-former-life-stay", "streams", "publisher_killed")
+def _() -> Iterator[None]:
+    def restart(self: stream.EventStream) -> None:
+        self.counts.restarts += 1
+        self._gone = False
+        self._begin()
+
+    with instead(stream.EventStream, "restart", restart):
+        yield
+
+
+@mutant("a-loss-of-messages-is-not-told", "streams", "stream_cut publisher_frozen", first=2)
+def _() -> Iterator[None]:
+    with instead(stream.EventStream, "_gap", lambda self, first, last: None):
+        yield
+
+
+@mutant("a-replay-brings-messages-twice", "streams", "stream_cut daemon_killed", first=6, quick=False)
+def _() -> Iterator[None]:
+    real = stream.EventStream.accept
+
+    def accept(self: stream.EventStream, seq: int, payload: bytes, *, replayed: bool = False) -> None:
+        real(self, seq, payload, replayed=replayed)
+        if replayed:
+            self._apply(seq, stream.decode(payload)[0], replayed)
+
+    with instead(stream.EventStream, "accept", accept):
         yield

@@ -30,6 +30,7 @@ from tests.sim.load import ADDRESS, Actor, Debugger, Engine, Operator, Reader
 from tests.sim.machine import Life, Machine, machine
 from tests.sim.monitors import Monitors
 from tests.sim.mutants import Mutant
+from tests.sim.publishers import Streams, small_streams
 
 CALM_S: Final = 12.0
 """Two lease times and twice the time after which a rotation, a sealing or a part is tried again."""
@@ -82,7 +83,8 @@ class Simulation:
             think=dice.choice((0.3, 1.0)), requests=1_000_000,
         )
         self.workload = Multiturn(self.settings)
-        self.embedded = dice.random() < 0.65
+        self.streams = Streams(self, kinds)
+        self.embedded = (dice.random() < 0.65) and not self.streams.take_part
         self.config = default_leader_config(
             self.workload, g2_blocks=dice.choice((64, 128)), g3_blocks=dice.choice((0, 128)),
         )
@@ -99,6 +101,7 @@ class Simulation:
         self.records = dice.random() < 0.9
         self.monitors = Monitors(self)
         self.world.trace("seed", seed)
+        self.streams.begin()
         first = self.new_directory()
         for name in FOREIGN:
             self._write(first, name)
@@ -146,7 +149,8 @@ class Simulation:
             more = {"workload": Multiturn(self.settings), "engine": engine}
         return DaemonOptions(
             config=self.config, listen=ADDRESS, record=self.first_directory if self.records else None,
-            recording=self.recording, handle_signals=False, ring=Ring(events_max=self.ring_events), **more,
+            recording=self.recording, handle_signals=False, ring=Ring(events_max=self.ring_events),
+            publishers=self.streams.addresses(), **more,
         )
 
     def start_daemon(self) -> None:
@@ -180,6 +184,7 @@ class Simulation:
         self.machine.disk.power_loss()
         for actor in self.actors:
             self._revive(actor)
+        self.streams.power_lost()
 
     def freeze_daemon(self, seconds: float) -> None:
         """As ``SIGSTOP`` for a time."""
@@ -242,7 +247,7 @@ class Simulation:
         self.disarm_bugs()
         self.calm = True
         world.trace("calm")
-        world.run(CALM_S)
+        world.run(CALM_S + self.streams.calm_s)
         monitors.after_calm()
         monitors.closing = True
         life = self.life
@@ -270,6 +275,7 @@ def small_bounds() -> Iterator[None]:
         mock.patch.object(sessions, "BREAKPOINTS_MAX", BREAKPOINTS_MAX),
         mock.patch.object(fmt, "PACKED_FROM_BYTES", PACKED_FROM_BYTES),
         mock.patch.object(fmt, "PART_BYTES", PART_BYTES),
+        small_streams(),
     ):
         yield
 

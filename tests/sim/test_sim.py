@@ -109,6 +109,7 @@ def test_the_outside_comes_in_through_the_seams_alone() -> None:
     rooms = ("kvbm_console/recording", "kvbm_console/stream", "kvbm_console/debug", "server")
     files = [path for room in rooms for path in (ROOT / room).glob("*.py")]
     files += [ROOT / "kvbm_console" / f"{name}.py" for name in ("service", "parts", "dispatch")]
+    files += [ROOT / "kvbm_console" / "engines" / "kv_events" / f"{name}.py" for name in ("stream", "zmq_source")]
     simulator = ("driver", "simulated", "embedded", "link")
     files += [ROOT / "kvbm_console" / "simulator" / f"{name}.py" for name in simulator]
     missing = {}

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tests.sim.disk import SimPath
 from tests.sim.publishers import STREAM_KINDS
+from tests.sim.taps import TAP_KINDS
 
 if TYPE_CHECKING:
     from tests.sim.run import Simulation
@@ -29,7 +30,7 @@ class Faults:
         self.simulation = simulation
         self.dice = random.Random(f"{simulation.seed} faults")
         self.kinds = list(kinds) or sorted(self.dice.sample(sorted(GENERAL_KINDS), self.dice.randrange(1, 5)))
-        self.kinds += simulation.streams.kinds
+        self.kinds += simulation.streams.kinds + simulation.taps.kinds
         self.happened: list[str] = []
         self.tampered: dict[str, int] = {}
         """Directories in which somebody else changed files, and when that was last."""
@@ -205,5 +206,5 @@ GENERAL_KINDS: Final[dict[str, Callable[[Faults], None]]] = {
     )
 }
 """Faults that any run may draw."""
-KINDS: Final[dict[str, Callable[[Faults], None]]] = {**GENERAL_KINDS, **STREAM_KINDS}
+KINDS: Final[dict[str, Callable[[Faults], None]]] = {**GENERAL_KINDS, **STREAM_KINDS, **TAP_KINDS}
 """Every fault by its name."""

@@ -51,6 +51,8 @@ class Loop(asyncio.AbstractEventLoop):
         self.thread: Thread | None = None
         self.wires: Any = None
         """The connections of its machine."""
+        self.sockets: Any = None
+        """The Unix sockets of its machine."""
 
     # --- what asyncio asks for ---
 
@@ -134,6 +136,26 @@ class Loop(asyncio.AbstractEventLoop):
             raise ConnectionRefusedError(111, "Connection refused")
         protocol = protocol_factory()
         return Transport(self, end, protocol), protocol
+
+    async def sock_accept(self, sock: Any) -> tuple[Any, Any]:
+        if not self.sockets.taps:
+            raise NotImplementedError
+        accepted: tuple[Any, Any] = await self.sockets.until(self, sock, sock.accept)
+        return accepted
+
+    async def sock_recv(self, sock: Any, nbytes: int) -> bytes:
+        data: bytes = await self.sockets.until(self, sock, lambda: sock.recv(nbytes))
+        return data
+
+    async def sock_sendall(self, sock: Any, data: Any) -> None:
+        while data:
+            sent = await self.sockets.until(self, sock, lambda data=data: sock.send(data))  # type: ignore[misc]
+            data = data[sent:]
+
+    async def subprocess_exec(  # type: ignore[override]
+        self, protocol_factory: Callable[[], Any], program: str, *arguments: str, **_: Any
+    ) -> tuple[Any, Any]:
+        return self.sockets.process(program, *arguments), protocol_factory()
 
     # --- life ---
 

@@ -37,10 +37,12 @@ from tests.sim.scheduler import (
     threading_module,
     time_module,
 )
+from tests.sim.sockets import Sockets
 from tests.sim.wires import Wires
 from tests.sim.zeromq import zmq_module
 
 RECORDING: Final = "kvbm_console.recording."
+TAP: Final = "kvbm_console.tap."
 SEAMS: Final[dict[str, tuple[str, ...]]] = {
     RECORDING + "files": ("fcntl", "os"),
     RECORDING + "output": ("os", "shutil"),
@@ -58,14 +60,22 @@ SEAMS: Final[dict[str, tuple[str, ...]]] = {
     "kvbm_console.simulator.simulated": ("time",),
     "kvbm_console.parts": ("time",),
     "kvbm_console.service": ("secrets", "time"),
+    TAP + "connector": ("_now",),
+    TAP + "recorder": ("time",),
+    TAP + "sender": ("select", "socket", "subprocess", "threading", "time"),
+    "kvbm_console.reporter.__main__": ("socket",),
+    "server.taps": ("os", "socket", "Path"),
     "server.daemon": ("Endpoint", "grpc", "time"),
     "server.questions": ("time", "waited_ns"),
     "server.recording": ("Path", "time"),
 }
-"""Module to its global names that stand for something simulated during a run."""
+"""Module to its global names that stand for something simulated during a run. What stands for a name in one module
+alone is in ``names`` under the name of both."""
+TAPS_ADDRESS: Final = "127.0.0.1:7400"
+"""Where a tap finds the daemon that starts its reporter itself."""
 OUTSIDE: Final = frozenset({
     "os", "fcntl", "shutil", "mmap", "queue", "subprocess", "threading", "time", "secrets", "socket", "signal",
-    "random", "tempfile",
+    "random", "tempfile", "select",
 })
 """Modules of the standard library through which the outside comes in."""
 
@@ -78,9 +88,12 @@ class Machine:
         self.disk = Disk(world)
         self.network = Network(world)
         self.wires = Wires(world)
+        self.sockets = Sockets(self)
         self.daemons = 0
         self.no_processes = False
         """No process can be started: descriptors have run out."""
+        self.spinning: Callable[[str], None] = lambda name: None
+        """Called with the name of a process when a thread of it asks its sockets again and again and never waits."""
         self.sealing_s = 0.0
         """The time that a sealing process waits for the processor, beside a busy engine."""
 
@@ -95,7 +108,7 @@ class Machine:
     def loop(self, name: str, main: Callable[[], Coroutine[Any, Any, Any]]) -> Loop:
         """A process with an event loop that runs ``main``."""
         loop = Loop(self.world, self.process(name))
-        loop.wires = self.wires
+        loop.wires, loop.sockets = self.wires, self.sockets
         loop.start(main)
         return loop
 
@@ -110,7 +123,10 @@ class Machine:
             "secrets": Namespace(secrets, {"token_hex": lambda n: f"{self.world.dice.getrandbits(8 * n):0{2 * n}x}"}),
             "grpc": Namespace(None, {"aio": Namespace(None, {"server": self._server})}),
             "Endpoint": lambda listen, **_: Endpoint(self, listen), "open_channel": self._channel,
-            "zmq": zmq_module(self.wires, self._running),
+            "zmq": zmq_module(self.wires, self._running), "socket": self.sockets.socket_module(),
+            "select": self.sockets.select_module(), TAP + "connector._now": self.world.monotonic_ns,
+            TAP + "sender.subprocess": self.sockets.subprocess_module(),
+            "server.taps.Path": self.sockets.path, "server.taps.os": Namespace(None, {"umask": lambda mask: mask}),
         }
 
     def _running(self) -> Loop:
@@ -142,10 +158,12 @@ class Endpoint:
         self._machine = machine
 
     def bind(self, server: Server) -> None:
-        self._machine.network.servers[self.address] = server
+        for address in (self.address, TAPS_ADDRESS):
+            self._machine.network.servers[address] = server
 
     def close(self) -> None:
-        self._machine.network.servers.pop(self.address, None)
+        for address in (self.address, TAPS_ADDRESS):
+            self._machine.network.servers.pop(address, None)
 
 
 class Child:
@@ -247,7 +265,7 @@ def machine(seed: int, *, keep_trace: bool = False) -> Iterator[Machine]:
         found = importlib.import_module(module)
         for name in replaced:
             before.append((found, name, getattr(found, name)))
-            setattr(found, name, names[name])
+            setattr(found, name, names.get(f"{module}.{name}") or names[name])
     kept = [(defaults, name, real) for defaults, name, real, _ in _defaults(world)]
     for defaults, name, _, simulated in list(_defaults(world)):
         defaults[name] = simulated

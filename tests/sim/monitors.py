@@ -20,6 +20,7 @@ tests' ``Mirror``, and recordings are judged by ``recording.verify``: nothing of
 | edge | an exception reached the edge of a thread or of a loop (``World.fail``) |
 | told | `rec verify` passes over damage that a whole recording was given behind the end of the run |
 | streams | a source's blocks are not its publisher's and are shown as certain, or a publisher is not heard of again |
+| taps | a tap is not on, its requests are not its engine's, its reporter stays, it keeps a step or grows |
 | end | an orderly end takes too long, or leaves a hold, or its last event is not that of the recording |
 
 Law of this file: a monitor asks nothing that moves the simulation: no dice, no simulated call that takes time.
@@ -293,6 +294,7 @@ class Monitors:
         self._look_at_threads(service)
         self._look_at_holds(service)
         self._look_at_rooms(service)
+        self.simulation.taps.sample()
         self._streams.sample(service, [] if self._journal is None else self._journal.parts)
         if self._samples % 20 == 0:
             for violation in audit(service.state):
@@ -378,7 +380,7 @@ class Monitors:
         engines = len(service.feeds) + 1
         state = service.state
         own = sum(pool.info.source == 0 or pool.info.authority is Authority.STREAM for pool in state.pools)
-        lives = sum(actor.kind == "engine" for actor in self.simulation.actors)
+        lives = sum(actor.kind == "engine" for actor in self.simulation.actors) + len(self.simulation.taps.all)
         if len(state.pools) - own > max(engines, lives + 1) + EXTRA_POOLS_MAX:
             self.violated("rooms", f"{len(state.pools)} pools are remembered of {engines} engines")
         if len(state.breakpoints) > sessions.BREAKPOINTS_MAX:
@@ -491,6 +493,7 @@ class Monitors:
                 self.violated("heals", f"{behind} events are not written")
         self._after_calm_readers(service)
         self._streams.after_calm(service)
+        self.simulation.taps.after_calm(service)
         descriptors = self.simulation.machine.disk.descriptors(life.process)
         if descriptors > DESCRIPTORS_MAX:
             self.violated("rooms", f"the daemon has {descriptors} descriptors")

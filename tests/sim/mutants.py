@@ -29,6 +29,7 @@ from kvbm_console.recording.files import SegmentFile
 from kvbm_console.recording.threads import Syncer, Worker
 from kvbm_console.stream.broadcast import Broadcaster
 from kvbm_console.stream.ring import Ring
+from kvbm_console.tap import sender
 from server import feeding
 from server import recording as recording_method
 from server.daemon import Daemon
@@ -477,25 +478,27 @@ def _() -> Iterator[None]:
 # --- event streams ---------------------------------------------------------------------------------------------------
 
 
-@mutant("r51-a-publisher-fills-pools-without-bound", "streams", "publisher_grows")
+@mutant("r51-a-publisher-fills-pools-without-bound", "streams", "publisher_grows", first=20, within=2)
 def _() -> Iterator[None]:
     with instead(stream, "POOLS_MAX", 2**60), instead(stream, "POOL_BLOCKS_MAX", 2**60):
         yield
 
 
-@mutant("r51-a-number-at-the-end-of-its-range-ends-the-stream", "edge streams", "publisher_numbers_end", first=3)
+@mutant("r51-a-number-at-the-end-of-its-range-ends-the-stream", "edge streams", "publisher_numbers_end",
+        first=20, within=2)
 def _() -> Iterator[None]:
     with instead(stream, "SEQ_MAX", 2**64):
         yield
 
 
-@mutant("r52-behind-a-large-message-nothing-is-heard", "streams", "publisher_sends_too_much publisher_sends_junk")
+@mutant("r52-behind-a-large-message-nothing-is-heard", "streams", "publisher_sends_too_much publisher_sends_junk",
+        first=20, within=2)
 def _() -> Iterator[None]:
     with instead(zmq_source.ZmqSource, "_connect_again", lambda self: None):
         yield
 
 
-@mutant("connections-without-a-handshake-count-as-lost", "streams", "publisher_is_proxied")
+@mutant("connections-without-a-handshake-count-as-lost", "streams", "publisher_is_proxied", first=15, within=2)
 def _() -> Iterator[None]:
     def follow(self: zmq_source.ZmqSource, event: int) -> None:
         self.status.disconnects += event == zmq_source.zmq.EVENT_DISCONNECTED
@@ -505,13 +508,14 @@ def _() -> Iterator[None]:
         yield
 
 
-@mutant("a-machine-that-is-gone-is-never-noticed", "streams", "stream_half_open publisher_loses_power")
+@mutant("a-machine-that-is-gone-is-never-noticed", "streams", "stream_half_open publisher_loses_power",
+        first=20, within=2)
 def _() -> Iterator[None]:
     with instead(zmq_source, "KEEPALIVE_IDLE_S", 7_200):
         yield
 
 
-@mutant("blocks-of-a-publishers-former-life-stay", "streams", "publisher_killed")
+@mutant("blocks-of-a-publishers-former-life-stay", "streams", "publisher_killed", first=7, within=2)
 def _() -> Iterator[None]:
     def restart(self: stream.EventStream) -> None:
         self.counts.restarts += 1
@@ -522,13 +526,13 @@ def _() -> Iterator[None]:
         yield
 
 
-@mutant("a-loss-of-messages-is-not-told", "streams", "stream_cut publisher_frozen", first=2)
+@mutant("a-loss-of-messages-is-not-told", "streams", "stream_cut publisher_frozen", first=7, within=2)
 def _() -> Iterator[None]:
     with instead(stream.EventStream, "_gap", lambda self, first, last: None):
         yield
 
 
-@mutant("a-replay-brings-messages-twice", "streams", "stream_cut daemon_killed", first=6, quick=False)
+@mutant("a-replay-brings-messages-twice", "streams", "stream_cut daemon_killed", first=12, within=2)
 def _() -> Iterator[None]:
     real = stream.EventStream.accept
 
@@ -538,4 +542,31 @@ def _() -> Iterator[None]:
             self._apply(seq, stream.decode(payload)[0], replayed)
 
     with instead(stream.EventStream, "accept", accept):
+        yield
+
+
+# --- taps ------------------------------------------------------------------------------------------------------------
+
+
+@mutant("r50-a-tap-ends-with-its-daemon", "taps", "daemon_killed reporter_killed", first=6, within=2)
+def _() -> Iterator[None]:
+    def once(self: sender.Sender) -> None:
+        with contextlib.suppress(Exception):
+            self._begin()
+            self._exchange()
+        self._end()
+
+    with instead(sender.Sender, "_run", once):
+        yield
+
+
+@mutant("r50-a-frozen-reporter-stays", "taps", "reporter_frozen_at_the_end", within=2)
+def _() -> Iterator[None]:
+    real = sender.Sender._end
+
+    def end(self: sender.Sender) -> None:
+        self.process = None
+        real(self)
+
+    with instead(sender.Sender, "_end", end):
         yield

@@ -31,6 +31,7 @@ from tests.sim.machine import Life, Machine, machine
 from tests.sim.monitors import Monitors
 from tests.sim.mutants import Mutant
 from tests.sim.publishers import Streams, small_streams
+from tests.sim.taps import Taps, small_taps
 
 CALM_S: Final = 12.0
 """Two lease times and twice the time after which a rotation, a sealing or a part is tried again."""
@@ -84,7 +85,8 @@ class Simulation:
         )
         self.workload = Multiturn(self.settings)
         self.streams = Streams(self, kinds)
-        self.embedded = (dice.random() < 0.65) and not self.streams.take_part
+        self.taps = Taps(self, kinds)
+        self.embedded = (dice.random() < 0.65) and not (self.streams.take_part or self.taps.take_part)
         self.config = default_leader_config(
             self.workload, g2_blocks=dice.choice((64, 128)), g3_blocks=dice.choice((0, 128)),
         )
@@ -112,6 +114,7 @@ class Simulation:
         self.actors += [Engine(self, n) for n in range(0 if self.embedded else dice.randrange(1, 4))]
         if dice.random() < 0.4:
             self.actors.append(Operator(self, 0))
+        self.taps.begin()
         self.faults = Faults(self, kinds)
         self.world.after(SAMPLE_S, self._sample)
 
@@ -185,6 +188,7 @@ class Simulation:
         for actor in self.actors:
             self._revive(actor)
         self.streams.power_lost()
+        self.taps.power_lost()
 
     def freeze_daemon(self, seconds: float) -> None:
         """As ``SIGSTOP`` for a time."""
@@ -247,7 +251,7 @@ class Simulation:
         self.disarm_bugs()
         self.calm = True
         world.trace("calm")
-        world.run(CALM_S + self.streams.calm_s)
+        world.run(CALM_S + max(self.streams.calm_s, self.taps.calm_s))
         monitors.after_calm()
         monitors.closing = True
         life = self.life
@@ -276,6 +280,7 @@ def small_bounds() -> Iterator[None]:
         mock.patch.object(fmt, "PACKED_FROM_BYTES", PACKED_FROM_BYTES),
         mock.patch.object(fmt, "PART_BYTES", PART_BYTES),
         small_streams(),
+        small_taps(),
     ):
         yield
 

@@ -68,15 +68,16 @@ class Transport(asyncio.Transport):
                 self._protocol.pause_writing()
 
     def close(self) -> None:
-        self._closing = True
-        self._loop.call_soon(self._turn)
+        if not self._loop.process.dead:  # whose connections the system has closed
+            self._closing = True
+            self._loop.call_soon(self._turn)
 
     def abort(self) -> None:
         self._unsent.clear()
         self.close()
 
     def is_closing(self) -> bool:
-        return self._closing
+        return self._closing or self._loop.process.dead
 
     def pause_reading(self) -> None:
         self._reading = False

@@ -138,12 +138,12 @@ class LeaderService:
         self.place: RecordingPath | None = None
         """The recorder's place, for a path that a person named."""
         self.changed = Changed()
-        self.listeners: set[Callable[[], None]] = set()
-        """Called after every publication; they must not submit."""
-        self.feeds: set[Closing] = set()
+        self.listeners: list[Callable[[], None]] = []
+        """Called after every publication, in the order of their beginning; they must not submit."""
+        self.feeds: list[Closing] = []
+        """Engines in other processes, told when the service ends."""
         self.publishers: Callable[[], list[Document]] = list
         """Rows of the event streams that are followed (``stream.document``)."""
-        """Engines in other processes, told when the service ends."""
         self._sources = 0
         self.recoveries = 0
         """Bugs of the core that were undone."""

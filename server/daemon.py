@@ -258,7 +258,7 @@ class Daemon:
         elif self.options.breakpoints is not None:
             kept = KeptBreakpoints(self.options.breakpoints, self.service)
             kept.load()
-            self.service.listeners.add(kept.look)
+            self.service.listeners.append(kept.look)
 
     def _prepare_spans(self) -> None:
         """Start the exporter; only a daemon that exports spans needs OpenTelemetry."""

@@ -247,8 +247,8 @@ class FeedMethod:
             points=points or frozenset(WaitPoint), ranks=ranks,
         )
         service.dispatcher.engines[source] = sink
-        service.listeners.add(sink.look)
-        service.feeds.add(sink)
+        service.listeners.append(sink.look)
+        service.feeds.append(sink)
         if ranks:
             if not self._movers:
                 self._modelled, service.dispatcher.mover = service.dispatcher.mover, self._movers
@@ -258,8 +258,8 @@ class FeedMethod:
         try:
             await self._exchange(sink, source, context)
         finally:
-            service.feeds.discard(sink)
-            service.listeners.discard(sink.look)
+            service.feeds.remove(sink)
+            service.listeners.remove(sink.look)
             del service.dispatcher.engines[source]
             if process is None:
                 abandon(service.dispatcher, source)

@@ -179,7 +179,7 @@ def run_beside(subscribers: int, recorded: bool, slow: bool) -> tuple[list[int],
                     if isinstance(item, Lost):
                         service.ring.skip_to(reader.cursor, service.ring.next_seq)
 
-        service.listeners.add(look)
+        service.listeners.append(look)
         readers += [service.broadcaster.subscribe(service.ring.next_seq, index % 2) for index in range(subscribers)]
         begin = time.perf_counter()
         rig.run_to_end(4_000_000_000)

@@ -134,7 +134,7 @@ class Leak:
 
 def test_the_count_finds_a_table_that_grows(tmp_path: Path) -> None:
     with machine(tmp_path, "simple_lru") as (service, rig):
-        service.listeners.add(Leak(service).take)
+        service.listeners.append(Leak(service).take)
         run_to(service, rig, WARM_EVENTS)
         warm = floor(service, rig)
         assert floor(service, rig) - warm > RISE_MAX

@@ -202,7 +202,7 @@ class Sender:
                     self._cost_sent_s = time.monotonic()
                     self._pack([self._cost()])
                     self._measure()
-            busy = bool(recorder.queue)
+            busy = bool(recorder.queue) and len(self._unsent) < UNSENT_MAX  # without room the queue has to wait
             wanted = [self._socket] if self._unsent else []
             readable, writable, _ = select.select([self._socket], wanted, [], 0.0 if busy else PAUSE_S)
             if writable:

@@ -588,6 +588,37 @@ async def test_a_message_that_is_too_large_costs_what_it_held_and_not_the_stream
 
 
 @pytest.mark.asyncio
+async def test_connections_that_end_before_a_handshake_do_not_count_against_a_later_one(
+    engines: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A proxy whose engine is not there yet takes connections and closes them."""
+    monkeypatch.setattr(zmq_source, "RECONNECT_S", 600.0)
+    taken: list[int] = []
+    proxy = await asyncio.start_server(lambda _, writer: (taken.append(1), writer.close())[1], "127.0.0.1", 0)
+    port = proxy.sockets[0].getsockname()[1]
+    house = House()
+    async with Following(Publisher(endpoint=f"tcp://127.0.0.1:{port}", topic="kv"), house) as following:
+        await following.until(lambda: len(taken) >= 2)
+        proxy.close()
+        engine = engines(port=port)
+        await following.joined()
+        await reach(following, engine, [stored(1)])
+        assert (following.source.status.connected, following.source.status.connects) == (True, 1)
+
+
+def test_a_machine_that_is_gone_is_noticed_within_seconds() -> None:
+    """We send nothing to a publisher, so only probes of the system find out."""
+    context = zmq.Context()
+    with socket.create_server(("127.0.0.1", 0)) as place:
+        sub = context.socket(zmq.SUB)
+        zmq_source.subscribe(sub, Publisher(endpoint=f"tcp://127.0.0.1:{place.getsockname()[1]}"))
+        options = (zmq.TCP_KEEPALIVE_IDLE, zmq.TCP_KEEPALIVE_INTVL, zmq.TCP_KEEPALIVE_CNT)
+        idle, every, count = map(sub.getsockopt, options)
+        context.destroy(linger=0)
+    assert 0 < idle + every * count <= 20
+
+
+@pytest.mark.asyncio
 @pytest.mark.parametrize("part", ["_take_all", "_watch"])
 async def test_a_follower_that_fails_is_told_and_follows_again(
     engines: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch, part: str

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tests.sim.disk import SimPath
 from tests.sim.floods import FLOODS, Flood
+from tests.sim.publishers import STREAM_KINDS
+from tests.sim.taps import TAP_KINDS
 
 if TYPE_CHECKING:
     from tests.sim.run import Simulation
@@ -60,6 +62,7 @@ class Faults:
         disk.strikes.clear()
         machine.no_processes, machine.sealing_s = False, self.simulation.sealing_s
         network.delay_s = 300e-6
+        self.simulation.streams.heal()
 
     def for_a_while(self, holder: Any, name: str, value: Any, seconds: float) -> None:
         """Set an attribute for a time."""
@@ -212,7 +215,9 @@ class Faults:
         self.simulation.world.wall_offset += self.dice.choice((-3_600, 3_600)) * 10**9
 
 
-KINDS: Final[dict[str, Callable[[Faults], None]]] = {
+DRAWN_APART: Final = {"keyframes_do_not_fit": 0.06}
+"""Faults that came later, and the share of the runs that have them. Drawn apart, they leave the other draws alone."""
+OWN_KINDS: Final[dict[str, Callable[[Faults], None]]] = {
     name: getattr(Faults, name) for name in (
         "disk_hangs", "disk_is_full", "writes_fail", "syncs_fail", "writes_are_short", "disk_is_slow", "files_stay",
         "no_descriptors", "no_processes", "syncs_lie", "directory_removed", "directory_moved", "segment_cut",
@@ -222,14 +227,12 @@ KINDS: Final[dict[str, Callable[[Faults], None]]] = {
         "wall_clock_set", "keyframes_do_not_fit", *FLOODS,
     )
 }
+KINDS: Final[dict[str, Callable[[Faults], None]]] = {**OWN_KINDS, **STREAM_KINDS, **TAP_KINDS}
 """Every fault by its name."""
-DRAWN_APART: Final = {"keyframes_do_not_fit": 0.06}
-"""Faults that came later, and the share of the runs that have them. Drawn apart, they leave the other draws alone."""
-GENERAL: Final = sorted(set(KINDS) - set(FLOODS) - set(DRAWN_APART))
-"""Those that may happen in any run."""
+GENERAL: Final = sorted(set(OWN_KINDS) - set(FLOODS) - set(DRAWN_APART))
+"""Those that any run may draw."""
 
 
 def drawn(seed: int) -> list[str]:
     """Those of ``DRAWN_APART`` that this seed has."""
     return [kind for kind, share in DRAWN_APART.items() if random.Random(f"{seed} {kind}").random() < share]
-

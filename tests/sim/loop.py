@@ -11,6 +11,7 @@ from contextvars import Context
 from typing import Any, Final
 
 from tests.sim.scheduler import Killed, Process, Thread, World
+from tests.sim.transports import Transport
 
 TURN_S: Final = 30e-6
 """A turn of the loop that had something to do takes about as long."""
@@ -54,6 +55,10 @@ class Loop(asyncio.AbstractEventLoop):
         self._sleeping: list[Thread] = []
         self._stopped = False
         self.thread: Thread | None = None
+        self.wires: Any = None
+        """The connections of its machine."""
+        self.sockets: Any = None
+        """The Unix sockets of its machine."""
 
     # --- what asyncio asks for ---
 
@@ -135,6 +140,42 @@ class Loop(asyncio.AbstractEventLoop):
 
     async def shutdown_asyncgens(self) -> None:
         return
+
+    async def create_connection(  # type: ignore[override]
+        self, protocol_factory: Callable[[], Any], host: str | None = None, port: int | None = None, *,
+        sock: Any = None, **_: Any,
+    ) -> tuple[Any, Any]:
+        end = None if sock is None else sock.detached()
+        if end is None:
+            future = self.create_future()
+            self.wires.connect(
+                self.process, f"tcp://{host}:{port}", lambda found: self.call_soon(self._finish, future, found, None)
+            )
+            end = await future
+        if end is None:
+            raise ConnectionRefusedError(111, "Connection refused")
+        protocol = protocol_factory()
+        return Transport(self, end, protocol), protocol
+
+    async def sock_accept(self, sock: Any) -> tuple[Any, Any]:
+        if not self.sockets.taps:
+            raise NotImplementedError
+        accepted: tuple[Any, Any] = await self.sockets.until(self, sock, sock.accept)
+        return accepted
+
+    async def sock_recv(self, sock: Any, nbytes: int) -> bytes:
+        data: bytes = await self.sockets.until(self, sock, lambda: sock.recv(nbytes))
+        return data
+
+    async def sock_sendall(self, sock: Any, data: Any) -> None:
+        while data:
+            sent = await self.sockets.until(self, sock, lambda data=data: sock.send(data))  # type: ignore[misc]
+            data = data[sent:]
+
+    async def subprocess_exec(  # type: ignore[override]
+        self, protocol_factory: Callable[[], Any], program: str, *arguments: str, **_: Any
+    ) -> tuple[Any, Any]:
+        return self.sockets.process(program, *arguments), protocol_factory()
 
     # --- life ---
 

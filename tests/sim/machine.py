@@ -37,8 +37,12 @@ from tests.sim.scheduler import (
     threading_module,
     time_module,
 )
+from tests.sim.sockets import Sockets
+from tests.sim.wires import Wires
+from tests.sim.zeromq import zmq_module
 
 RECORDING: Final = "kvbm_console.recording."
+TAP: Final = "kvbm_console.tap."
 SEAMS: Final[dict[str, tuple[str, ...]]] = {
     RECORDING + "files": ("fcntl", "os"),
     RECORDING + "output": ("os", "shutil"),
@@ -50,18 +54,28 @@ SEAMS: Final[dict[str, tuple[str, ...]]] = {
     RECORDING + "writer": ("os", "queue", "threading", "time"),
     "kvbm_console.client.connection": ("open_channel",),
     "kvbm_console.client.feeder": ("time",),
+    "kvbm_console.engines.kv_events.stream": ("time",),
+    "kvbm_console.engines.kv_events.zmq_source": ("time", "zmq"),
     "kvbm_console.simulator.driver": ("time",),
     "kvbm_console.simulator.simulated": ("time",),
     "kvbm_console.parts": ("time",),
     "kvbm_console.service": ("secrets", "time"),
+    TAP + "connector": ("_now",),
+    TAP + "recorder": ("time",),
+    TAP + "sender": ("select", "socket", "subprocess", "threading", "time"),
+    "kvbm_console.reporter.__main__": ("socket",),
+    "server.taps": ("os", "socket", "Path"),
     "server.daemon": ("Endpoint", "grpc", "time"),
     "server.questions": ("time", "waited_ns"),
     "server.recording": ("Path", "time"),
 }
-"""Module to its global names that stand for something simulated during a run."""
+"""Module to its global names that stand for something simulated during a run. What stands for a name in one module
+alone is in ``names`` under the name of both."""
+TAPS_ADDRESS: Final = "127.0.0.1:7400"
+"""Where a tap finds the daemon that starts its reporter itself."""
 OUTSIDE: Final = frozenset({
     "os", "fcntl", "shutil", "mmap", "queue", "subprocess", "threading", "time", "secrets", "socket", "signal",
-    "random", "tempfile",
+    "random", "tempfile", "select",
 })
 """Modules of the standard library through which the outside comes in."""
 
@@ -73,9 +87,13 @@ class Machine:
         self.world = world
         self.disk = Disk(world)
         self.network = Network(world)
+        self.wires = Wires(world)
+        self.sockets = Sockets(self)
         self.daemons = 0
         self.no_processes = False
         """No process can be started: descriptors have run out."""
+        self.spinning: Callable[[str], None] = lambda name: None
+        """Called with the name of a process when a thread of it asks its sockets again and again and never waits."""
         self.sealing_s = 0.0
         """The time that a sealing process waits for the processor, beside a busy engine."""
         self.step_s = 0.0
@@ -89,11 +107,13 @@ class Machine:
         process = Process(self.world, name)
         process.on_death.append(lambda: self.disk.close_files_of(process))
         process.on_death.append(lambda: self.network.process_ended(process))
+        process.on_death.append(lambda: self.wires.process_ended(process))
         return process
 
     def loop(self, name: str, main: Callable[[], Coroutine[Any, Any, Any]]) -> Loop:
         """A process with an event loop that runs ``main``."""
         loop = Loop(self.world, self.process(name))
+        loop.wires, loop.sockets = self.wires, self.sockets
         loop.start(main)
         return loop
 
@@ -110,6 +130,10 @@ class Machine:
             "Endpoint": lambda listen, **_: Endpoint(self, listen), "open_channel": self._channel,
             "kvbm_console.simulator.simulated.time": time_module(self.world, perf_counter_ns=self._engine_clock),
             "server.questions.time": time_module(self.world, thread_time_ns=self._answer_clock),
+            "zmq": zmq_module(self.wires, self._running), "socket": self.sockets.socket_module(),
+            "select": self.sockets.select_module(), TAP + "connector._now": self.world.monotonic_ns,
+            TAP + "sender.subprocess": self.sockets.subprocess_module(),
+            "server.taps.Path": self.sockets.path, "server.taps.os": Namespace(None, {"umask": lambda mask: mask}),
         }
 
     def _engine_clock(self) -> int:
@@ -156,10 +180,12 @@ class Endpoint:
         self._machine = machine
 
     def bind(self, server: Server) -> None:
-        self._machine.network.servers[self.address] = server
+        for address in (self.address, TAPS_ADDRESS):
+            self._machine.network.servers[address] = server
 
     def close(self) -> None:
-        self._machine.network.servers.pop(self.address, None)
+        for address in (self.address, TAPS_ADDRESS):
+            self._machine.network.servers.pop(address, None)
 
 
 class Child:
@@ -200,7 +226,7 @@ class Child:
         self._process.kill()
 
 
-_CLOCKS: Final = ("monotonic_ns", "time_ns", "monotonic", "perf_counter_ns")
+_CLOCKS: Final = ("monotonic_ns", "time_ns", "monotonic", "perf_counter_ns", "time")
 
 
 def _defaults(world: World) -> Iterator[tuple[dict[str, Any], str, Any, Any]]:

@@ -21,6 +21,8 @@ tests' ``Mirror``, and recordings are judged by ``recording.verify``: nothing of
 | edge | an exception reached the edge of a thread or of a loop (``World.fail``) |
 | share | a flood of an observer takes the engine's time, or keeps a debugger waiting (``floods``) |
 | told | `rec verify` passes over damage that a whole recording was given behind the end of the run |
+| streams | a source's blocks are not its publisher's and are shown as certain, or a publisher is not heard of again |
+| taps | a tap is not on, its requests are not its engine's, its reporter stays, it keeps a step or grows |
 | end | an orderly end takes too long, or leaves a hold, or its last event is not that of the recording |
 
 Law of this file: a monitor asks nothing that moves the simulation: no dice, no simulated call that takes time.
@@ -33,7 +35,7 @@ from kvbm_console.core import events as ev
 from kvbm_console.core.audit import audit
 from kvbm_console.core.errors import KvbmConsoleError, RecordingError, UsageError
 from kvbm_console.core.events import Event
-from kvbm_console.core.ids import Note
+from kvbm_console.core.ids import Authority, Note
 from kvbm_console.core.snapshots import digest
 from kvbm_console.debug import sessions
 from kvbm_console.debug.sessions import DAEMON_OWNER
@@ -45,6 +47,7 @@ from kvbm_console.service import LeaderService
 from kvbm_console.stream.feed import EventsArrived, Heartbeat, SnapshotTaken
 from kvbm_console.wire.batches import unpack_events
 from tests.sim.floods import FloodMonitor
+from tests.sim.streams import StreamLaws
 
 if TYPE_CHECKING:
     from tests.server.daemons import Mirror
@@ -144,6 +147,7 @@ class Monitors:
         self._frozen_ns = 0
         """Until then the daemon may not have caught up after a freeze."""
         self.floods = FloodMonitor(simulation)
+        self._streams = StreamLaws(simulation, self.violated)
         simulation.machine.disk.on_change = self._look_at_keep
 
     # --- results ------------------------------------------------------------------------------------------------------
@@ -295,6 +299,8 @@ class Monitors:
         self._look_at_holds(service)
         self._look_at_rooms(service)
         self.floods.sample(service)
+        self.simulation.taps.sample()
+        self._streams.sample(service, [] if self._journal is None else self._journal.parts)
         if self._samples % 20 == 0:
             for violation in audit(service.state):
                 self.violated("core", f"{violation.rule} is broken: {violation.detail}")
@@ -385,8 +391,8 @@ class Monitors:
     def _look_at_rooms(self, service: LeaderService) -> None:
         engines = len(service.feeds) + 1
         state = service.state
-        own = sum(pool.info.source == 0 for pool in state.pools)
-        lives = sum(actor.kind == "engine" for actor in self.simulation.actors)
+        own = sum(pool.info.source == 0 or pool.info.authority is Authority.STREAM for pool in state.pools)
+        lives = sum(actor.kind == "engine" for actor in self.simulation.actors) + len(self.simulation.taps.all)
         if len(state.pools) - own > max(engines, lives + 1) + EXTRA_POOLS_MAX:
             self.violated("rooms", f"{len(state.pools)} pools are remembered of {engines} engines")
         if len(state.breakpoints) > sessions.BREAKPOINTS_MAX:
@@ -499,6 +505,8 @@ class Monitors:
             if behind and not dead and written > 1e9:
                 self.violated("heals", f"{behind} events are not written")
         self._after_calm_readers(service)
+        self._streams.after_calm(service)
+        self.simulation.taps.after_calm(service)
         descriptors = self.simulation.machine.disk.descriptors(life.process)
         if descriptors > DESCRIPTORS_MAX:
             self.violated("rooms", f"the daemon has {descriptors} descriptors")

@@ -21,6 +21,7 @@ from kvbm_console.core.ids import FinishReason
 from kvbm_console.debug.leases import Leases, WallDeadlines
 from kvbm_console.debug.sessions import Sessions
 from kvbm_console.dispatch import Dispatcher
+from kvbm_console.engines.kv_events import stream, zmq_source
 from kvbm_console.parts import Parts
 from kvbm_console.recording import files, reader, recover, seal, threads, writer
 from kvbm_console.recording import format as fmt
@@ -31,6 +32,7 @@ from kvbm_console.simulator.driver import Turns
 from kvbm_console.stream import broadcast
 from kvbm_console.stream.broadcast import Broadcaster
 from kvbm_console.stream.ring import Ring
+from kvbm_console.tap import sender
 from server import daemon, feeding
 from server import recording as recording_method
 from server.daemon import Daemon
@@ -513,4 +515,101 @@ def _() -> Iterator[None]:
         real(self, writer.time.time_ns, **how)
 
     with instead(Leases, "__init__", init):
+        yield
+
+
+# --- event streams ---------------------------------------------------------------------------------------------------
+
+
+@mutant("r51-a-publisher-fills-pools-without-bound", "streams", "publisher_grows", first=20, within=2)
+def _() -> Iterator[None]:
+    with instead(stream, "POOLS_MAX", 2**60), instead(stream, "POOL_BLOCKS_MAX", 2**60):
+        yield
+
+
+@mutant("r51-a-number-at-the-end-of-its-range-ends-the-stream", "edge streams", "publisher_numbers_end",
+        first=20, within=2)
+def _() -> Iterator[None]:
+    with instead(stream, "SEQ_MAX", 2**64):
+        yield
+
+
+@mutant("r52-behind-a-large-message-nothing-is-heard", "streams", "publisher_sends_too_much publisher_sends_junk",
+        first=20, within=2)
+def _() -> Iterator[None]:
+    with instead(zmq_source.ZmqSource, "_connect_again", lambda self: None):
+        yield
+
+
+@mutant("connections-without-a-handshake-count-as-lost", "streams", "publisher_is_proxied", first=15, within=2)
+def _() -> Iterator[None]:
+    def follow(self: zmq_source.ZmqSource, event: int) -> None:
+        self.status.disconnects += event == zmq_source.zmq.EVENT_DISCONNECTED
+        self.status.connected = self.status.connects > self.status.disconnects
+
+    with instead(zmq_source.ZmqSource, "_follow_ours", follow):
+        yield
+
+
+@mutant("a-machine-that-is-gone-is-never-noticed", "streams", "stream_half_open publisher_loses_power",
+        first=20, within=2)
+def _() -> Iterator[None]:
+    with instead(zmq_source, "KEEPALIVE_IDLE_S", 7_200):
+        yield
+
+
+@mutant("blocks-of-a-publishers-former-life-stay", "streams", "publisher_killed", first=7, within=2)
+def _() -> Iterator[None]:
+    def restart(self: stream.EventStream) -> None:
+        self.counts.restarts += 1
+        self._gone = False
+        self._begin()
+
+    with instead(stream.EventStream, "restart", restart):
+        yield
+
+
+@mutant("a-loss-of-messages-is-not-told", "streams", "stream_cut publisher_frozen", first=7, within=2)
+def _() -> Iterator[None]:
+    with instead(stream.EventStream, "_gap", lambda self, first, last: None):
+        yield
+
+
+@mutant("a-replay-brings-messages-twice", "streams", "stream_cut daemon_killed", first=12, within=2)
+def _() -> Iterator[None]:
+    real = stream.EventStream.accept
+
+    def accept(self: stream.EventStream, seq: int, payload: bytes, *, replayed: bool = False) -> None:
+        real(self, seq, payload, replayed=replayed)
+        if replayed:
+            self._apply(seq, stream.decode(payload)[0], replayed)
+
+    with instead(stream.EventStream, "accept", accept):
+        yield
+
+
+# --- taps ------------------------------------------------------------------------------------------------------------
+
+
+@mutant("r50-a-tap-ends-with-its-daemon", "taps", "daemon_killed reporter_killed", first=6, within=2)
+def _() -> Iterator[None]:
+    def once(self: sender.Sender) -> None:
+        with contextlib.suppress(Exception):
+            self._begin()
+            self._exchange()
+        self._end()
+
+    with instead(sender.Sender, "_run", once):
+        yield
+
+
+@mutant("r50-a-frozen-reporter-stays", "taps", "reporter_frozen_at_the_end", within=2)
+def _() -> Iterator[None]:
+    real = sender.Sender._end
+
+    def end(self: sender.Sender) -> None:
+        self.process = None
+        real(self)
+
+    with instead(sender.Sender, "_end", end):
         yield

@@ -32,6 +32,8 @@ from tests.sim.load import ADDRESS, Actor, Debugger, Engine, Operator, Reader
 from tests.sim.machine import Life, Machine, machine
 from tests.sim.monitors import Monitors
 from tests.sim.mutants import Mutant
+from tests.sim.publishers import Streams, small_streams
+from tests.sim.taps import Taps, small_taps
 
 CALM_S: Final = 12.0
 """Two lease times and twice the time after which a rotation, a sealing or a part is tried again."""
@@ -84,9 +86,12 @@ class Simulation:
             think=dice.choice((0.3, 1.0)), requests=1_000_000,
         )
         self.workload = Multiturn(self.settings)
-        self.busy = floods.drawn(seed, kinds)
+        self.streams = Streams(self, kinds)
+        self.taps = Taps(self, kinds)
+        fed = self.streams.take_part or self.taps.take_part
+        self.busy = floods.drawn(seed, kinds) and not fed
         """Work takes time in this run, and the engine runs at full speed."""
-        self.embedded = dice.random() < 0.65 or self.busy
+        self.embedded = (dice.random() < 0.65 or self.busy) and not fed
         self.config = default_leader_config(
             self.workload, g2_blocks=dice.choice((64, 128)), g3_blocks=dice.choice((0, 128)),
         )
@@ -105,6 +110,7 @@ class Simulation:
             made.step_s, made.answer_s = floods.STEP_S, floods.ANSWER_S
         self.monitors = Monitors(self)
         self.world.trace("seed", seed)
+        self.streams.begin()
         first = self.new_directory()
         for name in FOREIGN:
             self._write(first, name)
@@ -115,9 +121,11 @@ class Simulation:
         self.actors += [Engine(self, n) for n in range(0 if self.embedded else dice.randrange(1, 4))]
         if dice.random() < 0.4:
             self.actors.append(Operator(self, 0))
+        self.taps.begin()
         if self.busy:
             self.actors.append(floods.Flood(self, 0))
-        self.faults = Faults(self, kinds, (*(floods.FLOODS if self.busy else ()), *drawn(seed)))
+        more = (*self.streams.kinds, *self.taps.kinds, *(floods.FLOODS if self.busy else ()), *drawn(seed))
+        self.faults = Faults(self, kinds, more)
         self.world.after(SAMPLE_S, self._sample)
 
     def _write(self, directory: SimPath, name: str) -> None:
@@ -154,7 +162,8 @@ class Simulation:
             more = {"workload": Multiturn(self.settings), "engine": engine, "speed": None if self.busy else 1.0}
         return DaemonOptions(
             config=self.config, listen=ADDRESS, record=self.first_directory if self.records else None,
-            recording=self.recording, handle_signals=False, ring=Ring(events_max=self.ring_events), **more,
+            recording=self.recording, handle_signals=False, ring=Ring(events_max=self.ring_events),
+            publishers=self.streams.addresses(), **more,
         )
 
     def start_daemon(self) -> None:
@@ -189,6 +198,8 @@ class Simulation:
         self.machine.disk.power_loss()
         for actor in self.actors:
             self._revive(actor)
+        self.streams.power_lost()
+        self.taps.power_lost()
 
     def freeze_daemon(self, seconds: float) -> None:
         """As ``SIGSTOP`` for a time."""
@@ -266,7 +277,7 @@ class Simulation:
         self.disarm_bugs()
         self.calm = True
         world.trace("calm")
-        world.run(CALM_S)
+        world.run(CALM_S + max(self.streams.calm_s, self.taps.calm_s))
         monitors.after_calm()
         monitors.closing = True
         life = self.life
@@ -294,6 +305,8 @@ def small_bounds() -> Iterator[None]:
         mock.patch.object(sessions, "BREAKPOINTS_MAX", BREAKPOINTS_MAX),
         mock.patch.object(fmt, "PACKED_FROM_BYTES", PACKED_FROM_BYTES),
         mock.patch.object(fmt, "PART_BYTES", PART_BYTES),
+        small_streams(),
+        small_taps(),
     ):
         yield
 

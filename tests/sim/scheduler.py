@@ -498,5 +498,5 @@ def time_module(world: World, **other: Callable[[], int]) -> Namespace:
         "monotonic_ns": world.monotonic_ns, "monotonic": lambda: world.monotonic_ns() / 1e9,
         "perf_counter_ns": world.monotonic_ns, "perf_counter": lambda: world.monotonic_ns() / 1e9,
         "time_ns": world.wall_ns, "time": lambda: world.wall_ns() / 1e9, "thread_time_ns": lambda: world.now // 1000,
-        "thread_time": lambda: world.now / 1e12, **other,
+        "thread_time": lambda: world.now / 1e12, "sleep": world.pause, **other,
     })

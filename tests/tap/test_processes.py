@@ -19,6 +19,7 @@ from kvbm_console.client import Client
 from kvbm_console.core.config import BreakpointSpec, LeaderConfig
 from kvbm_console.core.ids import Authority, FinishReason, Route, Site, SlotState
 from kvbm_console.stream.verbs import ContinueHold, SetBreakpoint
+from kvbm_console.tap import sender
 from kvbm_console.tap.flatten import Flattener
 from kvbm_console.tap.recorder import TapRecorder
 from kvbm_console.tap.sender import Sender, TapSettings
@@ -343,6 +344,30 @@ def test_a_reporter_that_is_frozen_is_killed_at_the_end_of_its_tap() -> None:
     finally:
         sender.reporter.kill()
         sender.reporter.wait()
+
+
+class _Looked(Exception):
+    """Raised instead of a wait; the argument is its time."""
+
+
+def test_a_sender_without_room_waits_for_its_reporter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A frozen daemon must not keep a core busy with looks at a socket that takes nothing."""
+    recorder = TapRecorder()
+    sent = Sender(recorder, Flattener(block_tokens=BLOCK), TapSettings("unix:/none", "engine", BLOCK, 64))
+    recorder.put(("cleared", 0, []))
+
+    def look(readers: object, writers: object, _: object, timeout: float) -> None:
+        raise _Looked(timeout)
+
+    monkeypatch.setattr(sender.select, "select", look)
+    mine, theirs = socket.socketpair()
+    with mine, theirs:
+        sent._socket = mine
+        sent._unsent += bytes(sender.UNSENT_MAX)
+        with pytest.raises(_Looked) as looked:
+            sent._exchange()
+    assert looked.value.args == (sender.PAUSE_S,)
+    assert recorder.queue
 
 
 @pytest.mark.slow

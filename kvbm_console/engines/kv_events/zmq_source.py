@@ -43,6 +43,11 @@ except ImportError:  # pragma: no cover - the extra is installed wherever tests 
 
 RECONNECT_S: Final = 5.0
 """The longest time between two attempts to connect."""
+KEEPALIVE_IDLE_S: Final = 10
+KEEPALIVE_EVERY_S: Final = 3
+KEEPALIVE_PROBES: Final = 3
+"""A connection to a machine that is gone ends after 19 s. We send nothing, and by default Linux asks after two hours
+only."""
 QUEUE_MESSAGES_MAX: Final = 10_000
 """Messages that wait in the socket: as many as an engine keeps for a replay. Further messages are lost, and their loss
 is noticed."""
@@ -112,6 +117,9 @@ def subscribe(sub: Any, publisher: Publisher) -> None:
     sub.setsockopt(zmq.RCVHWM, QUEUE_MESSAGES_MAX)
     sub.setsockopt(zmq.MAXMSGSIZE, PAYLOAD_BYTES_MAX)
     sub.setsockopt(zmq.TCP_KEEPALIVE, 1)
+    sub.setsockopt(zmq.TCP_KEEPALIVE_IDLE, KEEPALIVE_IDLE_S)
+    sub.setsockopt(zmq.TCP_KEEPALIVE_INTVL, KEEPALIVE_EVERY_S)
+    sub.setsockopt(zmq.TCP_KEEPALIVE_CNT, KEEPALIVE_PROBES)
     sub.setsockopt(zmq.IPV6, 1)
     sub.setsockopt(zmq.RECONNECT_IVL_MAX, round(RECONNECT_S * 1e3))
     sub.setsockopt(zmq.SUBSCRIBE, publisher.topic.encode())
@@ -210,7 +218,8 @@ class ZmqSource:
     async def run(self) -> None:
         """Follow the publishers, after ``open``. A call after a failure opens a new socket."""
         if self._sub.closed:
-            self.status.connected, self.status.disconnects = False, self.status.connects
+            self.status.connected = False
+            self._connections.clear()
             self.open(self._context)
         taking, watching = asyncio.ensure_future(self._take_all(self._sub)), asyncio.ensure_future(self._watch())
         try:
@@ -245,11 +254,11 @@ class ZmqSource:
                     continue
                 event = report["event"]
                 status.connects += event == zmq.EVENT_HANDSHAKE_SUCCEEDED
-                status.disconnects += event == zmq.EVENT_DISCONNECTED
-                status.connected = status.connects > status.disconnects
                 if bound:
                     self._follow_connection(event, int(report["value"]))
+                    status.connected = bool(self._connections)
                     continue
+                self._follow_ours(event)
                 if away is not None and status.connected:
                     away.cancel()
                     away = None
@@ -262,6 +271,12 @@ class ZmqSource:
             for task in (away, self._looking):
                 if task is not None:
                     task.cancel()
+
+    def _follow_ours(self, event: int) -> None:
+        """Follow the connection to the engine that we connect to."""
+        # ZeroMQ also tells the end of a connection that had no handshake, so ends are not weighed against beginnings.
+        self.status.disconnects += self.status.connected and event == zmq.EVENT_DISCONNECTED
+        self.status.connected = event == zmq.EVENT_HANDSHAKE_SUCCEEDED
 
     def _follow_connection(self, event: int, connection: int) -> None:
         """Follow the connections of engines that connect to us."""

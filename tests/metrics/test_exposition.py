@@ -481,6 +481,25 @@ async def test_connections_that_say_nothing_are_closed_and_keep_no_scraper_out()
 
 
 @pytest.mark.asyncio
+async def test_answers_that_nobody_reads_are_given_up_and_keep_no_scraper_out_and_no_end() -> None:
+    large = "# a page that no socket's buffer takes\n" * 500_000
+    pages = [large] * CONNECTIONS_MAX + ["up 1\n"] * CONNECTIONS_MAX
+    server = MetricsServer("127.0.0.1:0", lambda: pages.pop(0))
+    await server.start()
+    deaf = []
+    for _ in range(CONNECTIONS_MAX):
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port, limit=1)
+        writer.write(b"GET /metrics HTTP/1.1\r\n\r\n")
+        await reader.read(1)  # it is being answered
+        deaf.append(writer)
+    assert await page(server.port) == (b"HTTP/1.1 200 OK", "up 1\n")
+    async with asyncio.timeout(2):  # well before the 5 s that a reader has
+        await server.close()
+    for writer in deaf:
+        writer.transport.abort()
+
+
+@pytest.mark.asyncio
 async def test_a_flood_of_scrapes_spends_a_bounded_share_of_the_loop() -> None:
     """Sixteen scrapers that ask again at once once took the loop from the engine."""
     role, work_ns, pages = Role(), 1_000_000, 0

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from tests.sim.disk import SimPath
+from tests.sim.scrapers import SILENT, UNREAD
 
 if TYPE_CHECKING:
     from tests.sim.run import Simulation
@@ -27,13 +28,18 @@ class Faults:
     def __init__(self, simulation: "Simulation", kinds: Sequence[str] = ()) -> None:
         self.simulation = simulation
         self.dice = random.Random(f"{simulation.seed} faults")
-        self.kinds = list(kinds) or sorted(self.dice.sample(sorted(KINDS), self.dice.randrange(1, 5)))
+        self.kinds = list(kinds) or self._drawn()
         self.happened: list[str] = []
         self.tampered: dict[str, int] = {}
         """Directories in which somebody else changed files, and when that was last."""
         self.power_lost = False
         self.over = False
         self._plan()
+
+    def _drawn(self) -> list[str]:
+        general = sorted(KINDS.keys() - OF_FEATURES)
+        kinds = sorted(self.dice.sample(general, self.dice.randrange(1, 5)))
+        return kinds + [kind for feature in self.simulation.features for kind in FEATURES[feature]]
 
     def _plan(self) -> None:
         self.simulation.world.after(self.dice.expovariate(1 / GAP_S) + 0.3, self._happen)
@@ -187,8 +193,30 @@ class Faults:
     def a_thread_dies(self) -> None:
         self.simulation.break_thread(self.dice.choice(("queue", "write", "write", "sync", "retain", "seal")))
 
+    def silent_scrapers(self) -> None:
+        self.simulation.crowd(SILENT, self.dice.choice((30, 100, 250)))
+
+    def scrapers_never_read(self) -> None:
+        self.simulation.crowd(UNREAD, self.dice.choice((4, 20, 60)))
+
     def wall_clock_set(self) -> None:
         self.simulation.world.wall_offset += self.dice.choice((-3_600, 3_600)) * 10**9
+
+
+FEATURES: Final[dict[str, tuple[str, ...]]] = {
+    "metrics": ("silent_scrapers", "scrapers_never_read"),
+}
+"""A part of the world that takes part in some runs, and the faults that only it knows."""
+OF_FEATURES: Final = frozenset(kind for kinds in FEATURES.values() for kind in kinds)
+FEATURE_SHARE: Final = 0.3
+
+
+def drawn_features(seed: int, kinds: Sequence[str]) -> list[str]:
+    """The features of a run: those of its explicit kinds of faults, or those that the seed draws."""
+    return [
+        name for name, faults in FEATURES.items()
+        if set(kinds) & set(faults) or (not kinds and random.Random(f"{seed} takes {name}").random() < FEATURE_SHARE)
+    ]
 
 
 KINDS: Final[dict[str, Callable[[Faults], None]]] = {
@@ -199,6 +227,7 @@ KINDS: Final[dict[str, Callable[[Faults], None]]] = {
         "power_fails", "power_fails_at_the_disk",
         "daemon_frozen", "client_killed", "client_frozen", "sealer_killed", "sealer_starved", "a_thread_dies",
         "wall_clock_set",
+        "silent_scrapers", "scrapers_never_read",
     )
 }
 """Every fault by its name."""

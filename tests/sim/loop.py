@@ -5,6 +5,7 @@ Law of this file: callbacks run in the order in which asyncio runs them; only ti
 
 import asyncio
 import heapq
+import socket
 from collections import deque
 from collections.abc import Callable, Coroutine
 from contextvars import Context
@@ -115,6 +116,16 @@ class Loop(asyncio.AbstractEventLoop):
 
     async def shutdown_asyncgens(self) -> None:
         return
+
+    async def sock_accept(self, sock: Any) -> Any:
+        if isinstance(sock, socket.socket):  # that of taps, which no run simulates
+            return await super().sock_accept(sock)
+        return await sock.accept()
+
+    async def connect_accepted_socket(  # type: ignore[override]
+        self, protocol_factory: Callable[[], Any], sock: Any, *, ssl: None = None, **_: Any
+    ) -> Any:
+        return await sock.transport(protocol_factory)
 
     # --- life ---
 

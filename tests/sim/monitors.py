@@ -18,12 +18,14 @@ tests' ``Mirror``, and recordings are judged by ``recording.verify``: nothing of
 | core | the audit finds something, a stimulus was undone, or an event tells of a broken invariant |
 | rooms | something grows with the lives of clients: pools, readers, feeds, descriptors, or breakpoints in others' way |
 | edge | an exception reached the edge of a thread or of a loop (``World.fail``) |
+| metrics | a scrape has no page in time, a page cannot be read, or connections stay open |
 | told | `rec verify` passes over damage that a whole recording was given behind the end of the run |
 | end | an orderly end takes too long, or leaves a hold, or its last event is not that of the recording |
 
 Law of this file: a monitor asks nothing that moves the simulation: no dice, no simulated call that takes time.
 """
 
+import errno
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
@@ -42,6 +44,7 @@ from kvbm_console.recording.verify import verify
 from kvbm_console.service import LeaderService
 from kvbm_console.stream.feed import EventsArrived, Heartbeat, SnapshotTaken
 from kvbm_console.wire.batches import unpack_events
+from tests.sim.scrapers import is_whole, page_troubles
 
 if TYPE_CHECKING:
     from tests.server.daemons import Mirror
@@ -73,6 +76,14 @@ NOTICED_S: Final = 8.0
 """A recorder notices with its next write that a file was removed, and begins anew when the disk takes it."""
 DESCRIPTORS_MAX: Final = 8
 EXTRA_POOLS_MAX: Final = 2
+SLOW_S: Final = 0.01
+"""A network with such a delay is slow."""
+SCRAPE_S: Final = 8.0
+"""A scrape is answered within it, whatever other connections do: three lost first packets and a turn."""
+HEALED_S: Final = 12.0
+"""As long as the calm: a scraper gives up after 10 s, and asks again a second later."""
+CONNECTIONS_MAX: Final = 16 + 4
+"""Connections of the page that are open at once, with those that just made way."""
 PER_LAW: Final = 3
 """Sentences that are kept of one law."""
 
@@ -138,6 +149,10 @@ class Monitors:
         self._positions: dict[str, tuple[str, Any, Any]] = {}
         self._there: dict[str, set[str]] = {}
         """Runs that were found, by directory."""
+        self._scraped: dict[str, int] = {}
+        """Scraper to when it read its last page."""
+        self._crowded_ns = 0
+        """The last moment in which no descriptor was free for anyone."""
         self._frozen_ns = 0
         """Until then the daemon may not have caught up after a freeze."""
         simulation.machine.disk.on_change = self._look_at_keep
@@ -290,6 +305,7 @@ class Monitors:
         self._look_at_threads(service)
         self._look_at_holds(service)
         self._look_at_rooms(service)
+        self._look_at_connections(life)
         if self._samples % 20 == 0:
             for violation in audit(service.state):
                 self.violated("core", f"{violation.rule} is broken: {violation.detail}")
@@ -380,6 +396,15 @@ class Monitors:
         if len(state.breakpoints) > sessions.BREAKPOINTS_MAX:
             self.violated("rooms", f"there are {len(state.breakpoints)} breakpoints")
 
+    def _look_at_connections(self, life: "Life", most: int = CONNECTIONS_MAX) -> None:
+        """The page of metrics has few connections, whoever comes."""
+        sockets = self.simulation.machine.sockets
+        open_now = sockets.of(life.process)
+        if open_now > most + 1:
+            self.violated("metrics", f"{open_now - 1} connections of the page of metrics are open")
+        if self.simulation.machine.disk.open_error == errno.EMFILE:
+            self._crowded_ns = self.world.now
+
     def _look_at_keep(self) -> None:
         """Called at every change of the directory."""
         service = self._service
@@ -465,6 +490,30 @@ class Monitors:
         happened = self.simulation.faults.happened
         return not {"connection_half_open", "network_is_slow", "client_frozen", "connection_cut"} & set(happened)
 
+    def scraped(self, scraper: "Actor", began_ns: int, answer: bytes, met: str, *, harmed: bool) -> None:
+        """A scrape ended, with an answer or with an error."""
+        head, _, body = answer.partition(b"\r\n\r\n")
+        since_ns = self._could_be_scraped(began_ns)
+        took_s = (self.world.now - max(began_ns, since_ns)) / 1e9
+        if head.startswith(b"HTTP/1.1 200 ") and is_whole(answer):
+            for trouble in page_troubles(body.decode()):
+                self.violated("metrics", trouble)
+            self._scraped[scraper.name] = self.world.now
+            if took_s <= SCRAPE_S:
+                return
+        machine, life = self.simulation.machine, self.simulation.life
+        weather = harmed or machine.network.delay_s > SLOW_S or self.closing or scraper.process.dead
+        if weather or life is None or life.service is None or (since_ns and took_s <= SCRAPE_S):
+            return
+        said = head.split(b"\r\n")[0].decode() or met or "half a page"
+        self.violated("metrics", f"{scraper.name} got {said!r} after {took_s:.1f} s")
+
+    def _could_be_scraped(self, began_ns: int) -> int:
+        """Since when the daemon was never dead, starting, frozen or without descriptors; 0 if not since the scrape."""
+        away = [end for begin, end in self._unavailable if end >= began_ns - 10**9]
+        last_ns = max([self._ready_ns, self._crowded_ns, self._frozen_ns, *away])
+        return last_ns if last_ns >= began_ns - 10**9 else 0
+
     # --- the end ------------------------------------------------------------------------------------------------------
 
     def after_calm(self) -> None:
@@ -486,6 +535,11 @@ class Monitors:
             if behind and not dead and written > 1e9:
                 self.violated("heals", f"{behind} events are not written")
         self._after_calm_readers(service)
+        scrapers = [actor.name for actor in self.simulation.actors if actor.kind == "scraper"]
+        self._look_at_connections(life, len(scrapers))
+        for name in scrapers:
+            if self.world.now - self._scraped.get(name, 0) > HEALED_S * 1e9:
+                self.violated("metrics", f"{name} has read no page for {HEALED_S:g} s")
         descriptors = self.simulation.machine.disk.descriptors(life.process)
         if descriptors > DESCRIPTORS_MAX:
             self.violated("rooms", f"the daemon has {descriptors} descriptors")

@@ -20,6 +20,8 @@ from kvbm_console.core.ids import FinishReason
 from kvbm_console.debug.leases import Leases, WallDeadlines
 from kvbm_console.debug.sessions import Sessions
 from kvbm_console.dispatch import Dispatcher
+from kvbm_console.metrics import http
+from kvbm_console.metrics.http import MetricsServer
 from kvbm_console.parts import Parts
 from kvbm_console.recording import files, reader, recover, seal, threads, writer
 from kvbm_console.recording import format as fmt
@@ -470,4 +472,41 @@ def _() -> Iterator[None]:
         real(self, writer.time.time_ns, **how)
 
     with instead(Leases, "__init__", init):
+        yield
+
+
+# --- the page of metrics ---------------------------------------------------------------------------------------------
+
+
+@mutant("r63-silent-connections-take-all-room", "metrics", "silent_scrapers", first=1)
+def _() -> Iterator[None]:
+    with instead(MetricsServer, "_close_oldest", lambda self: False):
+        yield
+
+
+@mutant("r63-silent-connections-take-all-descriptors", "metrics", "silent_scrapers", first=3)
+def _() -> Iterator[None]:
+    with instead(http, "CONNECTIONS_MAX", 100_000):
+        yield
+
+
+@mutant("answers-that-nobody-reads-take-all-room", "metrics", "scrapers_never_read", first=1)
+def _() -> Iterator[None]:
+    with instead(MetricsServer, "_close_oldest", _close_oldest_silent):
+        yield
+
+
+def _close_oldest_silent(self: MetricsServer) -> bool:
+    oldest = next(iter(self._silent), None)
+    if oldest is None:
+        return False
+    self._closing.add(oldest)
+    del self._silent[oldest]
+    oldest.cancel()
+    return True
+
+
+@mutant("a-port-without-descriptors-never-accepts-again", "metrics", "silent_scrapers no_descriptors", first=3)
+def _() -> Iterator[None]:
+    with instead(http, "ACCEPT_RETRY_S", 3_600.0):
         yield

@@ -25,11 +25,12 @@ from kvbm_console.simulator.multiturn import Multiturn, Settings
 from kvbm_console.stream.ring import Ring
 from server.options import DaemonOptions
 from tests.sim.disk import SimPath
-from tests.sim.faults import Faults
+from tests.sim.faults import Faults, drawn_features
 from tests.sim.load import ADDRESS, Actor, Debugger, Engine, Operator, Reader
 from tests.sim.machine import Life, Machine, machine
 from tests.sim.monitors import Monitors
 from tests.sim.mutants import Mutant
+from tests.sim.scrapers import PLACE, Crowd, Scraper
 
 CALM_S: Final = 12.0
 """Two lease times and twice the time after which a rotation, a sealing or a part is tried again."""
@@ -40,6 +41,8 @@ KEEP_NS: Final = 1_800 * 10**9
 FOREIGN: Final = ("thesis.docx.tmp", "2024-holiday.mcap", "short.active", "000001-notes.mcap")
 """Files of somebody else in the directory of a recording."""
 BREAKPOINTS_MAX: Final = 12
+DESCRIPTORS_MAX: Final = 64
+"""Of a process where metrics are served; a daemon without clients has some ten."""
 """Instead of 256, so that a run reaches the bound."""
 
 PACKED_FROM_BYTES: Final = 12_000
@@ -97,6 +100,10 @@ class Simulation:
         self.ring_events = dice.choice((400, 3_000, 262_144))
         made.sealing_s = self.sealing_s = dice.choice((0.0, 0.5, 2.0))
         self.records = dice.random() < 0.9
+        self.features = drawn_features(seed, kinds)
+        self.crowds = 0
+        if "metrics" in self.features:
+            made.descriptors_max = DESCRIPTORS_MAX
         self.monitors = Monitors(self)
         self.world.trace("seed", seed)
         first = self.new_directory()
@@ -109,6 +116,8 @@ class Simulation:
         self.actors += [Engine(self, n) for n in range(0 if self.embedded else dice.randrange(1, 4))]
         if dice.random() < 0.4:
             self.actors.append(Operator(self, 0))
+        if "metrics" in self.features:
+            self.actors += [Scraper(self, n) for n in range(random.Random(f"{seed} scrapers").randrange(1, 4))]
         self.faults = Faults(self, kinds)
         self.world.after(SAMPLE_S, self._sample)
 
@@ -144,6 +153,8 @@ class Simulation:
         if self.embedded:
             engine = default_engine_config(self.workload, g1_blocks=96)
             more = {"workload": Multiturn(self.settings), "engine": engine}
+        if "metrics" in self.features:
+            more["metrics"] = "{}:{}".format(*PLACE)
         return DaemonOptions(
             config=self.config, listen=ADDRESS, record=self.first_directory if self.records else None,
             recording=self.recording, handle_signals=False, ring=Ring(events_max=self.ring_events), **more,
@@ -199,6 +210,11 @@ class Simulation:
                 actor.begin()
 
         self.world.after(1.0, begin)
+
+    def crowd(self, manners: tuple[str, ...], count: int) -> None:
+        """So many connections to the page of metrics."""
+        self.crowds += 1
+        Crowd(self, self.crowds, manners, count)
 
     def break_thread(self, name: str) -> None:
         """A bug of ours in a thread of the recorder: its next turn raises."""

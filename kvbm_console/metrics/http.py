@@ -25,7 +25,10 @@ REQUEST_BYTES_MAX: Final = 8_192
 REQUEST_SECONDS_MAX: Final = 5.0
 CONNECTIONS_MAX: Final = 16
 """Connections at once. For one more, the oldest that has not asked yet is closed; where all have asked, the oldest that
-has not read its answer. So connections that say or read nothing cost few descriptors and keep no scraper out."""
+has not read its answer in time. So connections that say or read nothing cost few descriptors and keep no scraper out
+for longer than ``READ_SECONDS_MIN``."""
+READ_SECONDS_MIN: Final = 1.0
+"""Time to read an answer that is given to every connection; a page takes milliseconds."""
 ACCEPT_RETRY_S: Final = 0.1
 """Pause before the next try when no descriptor is free for a connection."""
 
@@ -55,8 +58,8 @@ class MetricsServer:
         self._answering: set[asyncio.Task[None]] = set()
         self._silent: dict[asyncio.Task[None], None] = {}
         """The connections that have not asked yet, the oldest first."""
-        self._unread: dict[asyncio.Task[None], None] = {}
-        """Those that were answered and have not read their answer."""
+        self._unread: dict[asyncio.Task[None], float] = {}
+        """Those that have not read their answer, and when each was answered, on the loop's clock."""
         self._closing: set[asyncio.Task[None]] = set()
         """The connections that made way and have not ended."""
         self.port = 0
@@ -128,7 +131,7 @@ class MetricsServer:
                 opened.append(writer.transport)
                 head = b"" if crowded else await reader.readuntil(b"\r\n\r\n")
             self._silent.pop(task, None)
-            self._unread[task] = None
+            self._unread[task] = asyncio.get_running_loop().time()
             if crowded:
                 writer.write(_response("503 Service Unavailable", "too many scrapers at once\n"))
             else:
@@ -164,13 +167,15 @@ class MetricsServer:
         writer.transport.abort()
 
     def _close_oldest(self) -> bool:
-        """Close the oldest connection that waits for its client, rather for a request; False if none waits."""
-        waiting = self._silent or self._unread
-        oldest = next(iter(waiting), None)
+        """Close the oldest connection that waits for its client; False if none does, or not long enough."""
+        oldest = next(iter(self._silent), None)
         if oldest is None:
-            return False
+            oldest = next(iter(self._unread), None)
+            if oldest is None or oldest.get_loop().time() - self._unread[oldest] < READ_SECONDS_MIN:
+                return False
         self._closing.add(oldest)
-        del waiting[oldest]
+        self._silent.pop(oldest, None)
+        self._unread.pop(oldest, None)
         oldest.cancel()
         return True
 

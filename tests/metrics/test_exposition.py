@@ -32,6 +32,7 @@ from kvbm_console.core.state import CacheState
 from kvbm_console.core.stimuli import NoteReported, PoolDeclared
 from kvbm_console.engines.kv_events.address import Publisher
 from kvbm_console.engines.kv_events.stream import EventStream
+from kvbm_console.metrics import http
 from kvbm_console.metrics.collect import Scrape, collect, scrape_of
 from kvbm_console.metrics.exposition import Family, render
 from kvbm_console.metrics.http import CONNECTIONS_MAX, MetricsServer
@@ -481,7 +482,10 @@ async def test_connections_that_say_nothing_are_closed_and_keep_no_scraper_out()
 
 
 @pytest.mark.asyncio
-async def test_answers_that_nobody_reads_are_given_up_and_keep_no_scraper_out_and_no_end() -> None:
+async def test_answers_that_nobody_reads_are_given_up_and_keep_no_scraper_out_and_no_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(http, "READ_SECONDS_MIN", 0.0)
     large = "# a page that no socket's buffer takes\n" * 500_000
     pages = [large] * CONNECTIONS_MAX + ["up 1\n"] * CONNECTIONS_MAX
     server = MetricsServer("127.0.0.1:0", lambda: pages.pop(0))

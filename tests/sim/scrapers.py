@@ -27,7 +27,10 @@ AGAIN_PER_S: Final = 40
 """Connections of a crowd that come again each second. A flood above 52 keeps the queue of the port full, and then its
 system lets in whom it wants."""
 REQUEST: Final = b"GET /metrics HTTP/1.1\r\nHost: sim\r\n\r\n"
+TURNED_AWAY: Final = b"HTTP/1.1 503 "
 HALF: Final = REQUEST[:-2] + b"X: "
+SILENT: Final = ("say_nothing", "say_half", "say_little", "say_too_much", "leave")
+UNREAD: Final = ("never_read",)
 _SAMPLE: Final = re.compile(r'(\w+)(?:\{((?:\w+="(?:[^"\\\n]|\\[\\"n])*",?)*)\})? (-?[\d.e+-]+|NaN|[+-]Inf)')
 
 
@@ -35,6 +38,8 @@ class Scraper(Actor):
     """Asks for the page about once a second, reads all of it and tells the monitors."""
 
     kind = "scraper"
+    asked_ns = 0
+    """When it first asked for the page that it has not got, because it was turned away; else 0."""
 
     async def _main(self) -> None:
         while not self.stopped:
@@ -42,7 +47,7 @@ class Scraper(Actor):
             await asyncio.sleep(self.dice.uniform(0.5, 1.5))
 
     async def _scrape(self) -> None:
-        began, answer, met = self.simulation.world.now, b"", ""
+        began, answer, met = self.asked_ns or self.simulation.world.now, b"", ""
         end: SocketEnd | None = None
         try:
             async with asyncio.timeout(SCRAPE_TIMEOUT_S):
@@ -55,6 +60,7 @@ class Scraper(Actor):
         finally:
             if end is not None:
                 end.close()
+        self.asked_ns = began if answer.startswith(TURNED_AWAY) else 0
         harmed = end is not None and end.link.harmed
         self.simulation.monitors.scraped(self, began, answer, met, harmed=harmed)
 
@@ -100,7 +106,7 @@ class Crowd:
         self._manners = manners
         self._count = count
         self._spread_s = dice.choice((0.0, 0.3, 3.0))
-        self._pause_s = count / AGAIN_PER_S if dice.random() < 0.4 else None
+        self._pause_s = count / AGAIN_PER_S if dice.random() < 0.4 and manners != UNREAD else None
         """Until a connection that is over comes again; None if it does not."""
         self._until_s = simulation.world.seconds + dice.choice((1.0, 4.0, 8.0))
         simulation.world.trace("crowd", number, count)
@@ -120,7 +126,7 @@ class Crowd:
     async def _visit(self, manner: str) -> None:
         """Connect, behave, and stay until the server closes, or until we have had enough."""
         end: SocketEnd | None = None
-        patience_s = self.dice.choice((0.5, 5.0, 60.0))
+        patience_s = 60.0 if manner in UNREAD else self.dice.choice((0.5, 5.0, 60.0))
         with contextlib.suppress(OSError):
             async with asyncio.timeout(patience_s):
                 end = await self.simulation.machine.sockets.connect(self.loop, PLACE)
@@ -153,7 +159,3 @@ class Crowd:
     async def _never_read(self, end: SocketEnd) -> None:
         await end.write(REQUEST)
         await asyncio.sleep(60.0)
-
-
-SILENT: Final = ("say_nothing", "say_half", "say_little", "say_too_much", "leave")
-UNREAD: Final = ("never_read",)

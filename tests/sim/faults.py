@@ -199,12 +199,16 @@ class Faults:
     def scrapers_never_read(self) -> None:
         self.simulation.crowd(UNREAD, self.dice.choice((4, 20, 60)))
 
+    def hostile_names(self) -> None:
+        self.simulation.names.hostile = True
+
     def wall_clock_set(self) -> None:
         self.simulation.world.wall_offset += self.dice.choice((-3_600, 3_600)) * 10**9
 
 
 FEATURES: Final[dict[str, tuple[str, ...]]] = {
     "metrics": ("silent_scrapers", "scrapers_never_read"),
+    "hostile_names": ("hostile_names",),
 }
 """A part of the world that takes part in some runs, and the faults that only it knows."""
 OF_FEATURES: Final = frozenset(kind for kinds in FEATURES.values() for kind in kinds)
@@ -215,7 +219,7 @@ def drawn_features(seed: int, kinds: Sequence[str]) -> list[str]:
     """The features of a run: those of its explicit kinds of faults, or those that the seed draws."""
     return [
         name for name, faults in FEATURES.items()
-        if set(kinds) & set(faults) or (not kinds and random.Random(f"{seed} takes {name}").random() < FEATURE_SHARE)
+        if set(kinds) & set(faults) or (not kinds and random.Random(f"{seed} joins {name}").random() < FEATURE_SHARE)
     ]
 
 
@@ -227,7 +231,7 @@ KINDS: Final[dict[str, Callable[[Faults], None]]] = {
         "power_fails", "power_fails_at_the_disk",
         "daemon_frozen", "client_killed", "client_frozen", "sealer_killed", "sealer_starved", "a_thread_dies",
         "wall_clock_set",
-        "silent_scrapers", "scrapers_never_read",
+        "silent_scrapers", "scrapers_never_read", "hostile_names",
     )
 }
 """Every fault by its name."""

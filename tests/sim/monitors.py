@@ -19,12 +19,14 @@ tests' ``Mirror``, and recordings are judged by ``recording.verify``: nothing of
 | rooms | something grows with the lives of clients: pools, readers, feeds, descriptors, or breakpoints in others' way |
 | edge | an exception reached the edge of a thread or of a loop (``World.fail``) |
 | metrics | a scrape has no page in time, a page cannot be read, or connections stay open |
+| shown | a tool of a person would print a character that a terminal obeys, or another name |
 | told | `rec verify` passes over damage that a whole recording was given behind the end of the run |
 | end | an orderly end takes too long, or leaves a hold, or its last event is not that of the recording |
 
 Law of this file: a monitor asks nothing that moves the simulation: no dice, no simulated call that takes time.
 """
 
+import contextlib
 import errno
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
@@ -44,7 +46,8 @@ from kvbm_console.recording.verify import verify
 from kvbm_console.service import LeaderService
 from kvbm_console.stream.feed import EventsArrived, Heartbeat, SnapshotTaken
 from kvbm_console.wire.batches import unpack_events
-from tests.sim.scrapers import is_whole, page_troubles
+from tests.sim.scrapers import TURNED_AWAY, is_whole, page_troubles
+from tests.sim.shown import ShownLaws
 
 if TYPE_CHECKING:
     from tests.server.daemons import Mirror
@@ -80,6 +83,8 @@ SLOW_S: Final = 0.01
 """A network with such a delay is slow."""
 SCRAPE_S: Final = 8.0
 """A scrape is answered within it, whatever other connections do: three lost first packets and a turn."""
+TURNED_AWAY_S: Final = 3.0
+"""So long a scraper may be turned away beside others that read no answer, each of which has a second to read."""
 HEALED_S: Final = 12.0
 """As long as the calm: a scraper gives up after 10 s, and asks again a second later."""
 CONNECTIONS_MAX: Final = 16 + 4
@@ -155,6 +160,7 @@ class Monitors:
         """The last moment in which no descriptor was free for anyone."""
         self._frozen_ns = 0
         """Until then the daemon may not have caught up after a freeze."""
+        self._shown = ShownLaws(simulation, self.violated)
         simulation.machine.disk.on_change = self._look_at_keep
 
     # --- results ------------------------------------------------------------------------------------------------------
@@ -306,6 +312,7 @@ class Monitors:
         self._look_at_holds(service)
         self._look_at_rooms(service)
         self._look_at_connections(life)
+        self._shown.sample(life, self.journals[service.incarnation].events)
         if self._samples % 20 == 0:
             for violation in audit(service.state):
                 self.violated("core", f"{violation.rule} is broken: {violation.detail}")
@@ -505,6 +512,9 @@ class Monitors:
         weather = harmed or machine.network.delay_s > SLOW_S or self.closing or scraper.process.dead
         if weather or life is None or life.service is None or (since_ns and took_s <= SCRAPE_S):
             return
+        unread = self.world.now - self.simulation.unread_ns < 2 * SCRAPE_S * 1e9
+        if unread and answer.startswith(TURNED_AWAY) and took_s <= TURNED_AWAY_S:
+            return  # who reads nothing has a moment to read, too
         said = head.split(b"\r\n")[0].decode() or met or "half a page"
         self.violated("metrics", f"{scraper.name} got {said!r} after {took_s:.1f} s")
 
@@ -631,6 +641,7 @@ class Monitors:
                 there.add(run)
                 if run in self.journals:
                     self._try_run(directory, written, run)
+                    self._try_export(directory, run)
                 else:
                     self.violated("recorded", f"{directory} holds a run {run} that never was")
             report = verify(directory)  # type: ignore[arg-type]
@@ -675,6 +686,11 @@ class Monitors:
             self._read_run(written, Recording.open(directory, run))  # type: ignore[arg-type]
         except RecordingError as error:
             self._unreadable(directory, error)
+
+    def _try_export(self, directory: "SimPath", run: str) -> None:
+        if self.simulation.names.hostile:
+            with contextlib.suppress(RecordingError):
+                self._shown.exported(Recording.open(directory, run))  # type: ignore[arg-type]
 
     def _unreadable(self, directory: "SimPath", error: RecordingError) -> None:
         """A recording cannot be read, and says so: right only where a sync has lied in front of a power loss."""

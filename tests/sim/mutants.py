@@ -7,6 +7,7 @@ Law of this file: a mutant undoes one mending and nothing else.
 """
 
 import contextlib
+import importlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -15,12 +16,14 @@ from unittest import mock
 
 import msgspec
 
+from kvbm_console.analysis.export import chrome, jsonl
+from kvbm_console.cli import output
 from kvbm_console.core import stimuli as st
 from kvbm_console.core.ids import FinishReason
 from kvbm_console.debug.leases import Leases, WallDeadlines
 from kvbm_console.debug.sessions import Sessions
 from kvbm_console.dispatch import Dispatcher
-from kvbm_console.metrics import http
+from kvbm_console.metrics import exposition, http
 from kvbm_console.metrics.http import MetricsServer
 from kvbm_console.parts import Parts
 from kvbm_console.recording import files, reader, recover, seal, threads, writer
@@ -34,6 +37,9 @@ from server import feeding
 from server import recording as recording_method
 from server.daemon import Daemon
 from server.feeding import RequestNames
+from tui.model import numbers
+
+status, tail = (importlib.import_module(f"kvbm_console.cli.{name}") for name in ("status", "tail"))
 
 Planted = Callable[[], AbstractContextManager[object]]
 
@@ -509,4 +515,38 @@ def _close_oldest_silent(self: MetricsServer) -> bool:
 @mutant("a-port-without-descriptors-never-accepts-again", "metrics", "silent_scrapers no_descriptors", first=3)
 def _() -> Iterator[None]:
     with instead(http, "ACCEPT_RETRY_S", 3_600.0):
+        yield
+
+
+# --- what people see --------------------------------------------------------------------------------------------------
+
+
+@mutant("r40-names-reach-the-terminal-as-they-are", "shown", "hostile_names", first=3)
+def _() -> Iterator[None]:
+    with instead(output, "safe", str), instead(status, "safe", str), instead(tail, "safe", str):
+        yield
+
+
+@mutant("r40-a-label-of-metrics-is-not-printable", "shown metrics", "hostile_names", first=10)
+def _() -> Iterator[None]:
+    def escape(text: str, *, quotes: bool = True) -> str:
+        escaped = text.replace("\\", r"\\").replace("\n", r"\n")
+        return escaped.replace('"', r"\"") if quotes else escaped
+
+    with instead(exposition, "_escape", escape):
+        yield
+
+
+@mutant("r40-the-console-draws-names-as-they-are", "shown", "hostile_names", first=3)
+def _() -> Iterator[None]:
+    with instead(numbers, "_CELLS", {}):
+        yield
+
+
+@mutant("r40-exports-have-names-as-they-are", "shown", "hostile_names", first=3)
+def _() -> Iterator[None]:
+    def raw(document: Any) -> str:
+        return msgspec.json.encode(document).decode()
+
+    with instead(jsonl, "json_text", raw), instead(chrome, "json_text", raw):
         yield

@@ -30,7 +30,8 @@ from tests.sim.load import ADDRESS, Actor, Debugger, Engine, Operator, Reader
 from tests.sim.machine import Life, Machine, machine
 from tests.sim.monitors import Monitors
 from tests.sim.mutants import Mutant
-from tests.sim.scrapers import PLACE, Crowd, Scraper
+from tests.sim.scrapers import PLACE, UNREAD, Crowd, Scraper
+from tests.sim.shown import Names
 
 CALM_S: Final = 12.0
 """Two lease times and twice the time after which a rotation, a sealing or a part is tried again."""
@@ -101,7 +102,8 @@ class Simulation:
         made.sealing_s = self.sealing_s = dice.choice((0.0, 0.5, 2.0))
         self.records = dice.random() < 0.9
         self.features = drawn_features(seed, kinds)
-        self.crowds = 0
+        self.crowds = self.unread_ns = 0
+        self.names = Names(seed)
         if "metrics" in self.features:
             made.descriptors_max = DESCRIPTORS_MAX
         self.monitors = Monitors(self)
@@ -214,6 +216,8 @@ class Simulation:
     def crowd(self, manners: tuple[str, ...], count: int) -> None:
         """So many connections to the page of metrics."""
         self.crowds += 1
+        if manners == UNREAD:
+            self.unread_ns = self.world.now
         Crowd(self, self.crowds, manners, count)
 
     def break_thread(self, name: str) -> None:

@@ -337,7 +337,10 @@ class World:
         timer = heapq.heappop(self._timers)[2]
         if not timer.cancelled:
             before, self.current = self.current, None
-            timer.action()
+            try:
+                timer.action()
+            except Exception as error:  # otherwise it would end whichever thread picks, and the run would stand still
+                self.fail(f"a timer ended: {type(error).__name__}: {error}")
             self.current = before
 
     def close(self) -> None:

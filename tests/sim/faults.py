@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tests.sim.disk import SimPath
 from tests.sim.scrapers import SILENT, UNREAD
+from tests.sim.visitors import HAS_AIOHTTP, WebConsole
 
 if TYPE_CHECKING:
     from tests.sim.run import Simulation
@@ -202,6 +203,11 @@ class Faults:
     def hostile_names(self) -> None:
         self.simulation.names.hostile = True
 
+    def strangers_visit(self) -> None:
+        for actor in self.simulation.actors:
+            if isinstance(actor, WebConsole):
+                actor.strangers += self.dice.choice((10, 60))
+
     def wall_clock_set(self) -> None:
         self.simulation.world.wall_offset += self.dice.choice((-3_600, 3_600)) * 10**9
 
@@ -209,6 +215,7 @@ class Faults:
 FEATURES: Final[dict[str, tuple[str, ...]]] = {
     "metrics": ("silent_scrapers", "scrapers_never_read"),
     "hostile_names": ("hostile_names",),
+    **({"web": ("strangers_visit",)} if HAS_AIOHTTP else {}),
 }
 """A part of the world that takes part in some runs, and the faults that only it knows."""
 OF_FEATURES: Final = frozenset(kind for kinds in FEATURES.values() for kind in kinds)
@@ -231,7 +238,7 @@ KINDS: Final[dict[str, Callable[[Faults], None]]] = {
         "power_fails", "power_fails_at_the_disk",
         "daemon_frozen", "client_killed", "client_frozen", "sealer_killed", "sealer_starved", "a_thread_dies",
         "wall_clock_set",
-        "silent_scrapers", "scrapers_never_read", "hostile_names",
+        "silent_scrapers", "scrapers_never_read", "hostile_names", "strangers_visit",
     )
 }
 """Every fault by its name."""

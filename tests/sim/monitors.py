@@ -20,6 +20,7 @@ tests' ``Mirror``, and recordings are judged by ``recording.verify``: nothing of
 | edge | an exception reached the edge of a thread or of a loop (``World.fail``) |
 | metrics | a scrape has no page in time, a page cannot be read, or connections stay open |
 | shown | a tool of a person would print a character that a terminal obeys, or another name |
+| web | somebody gets into a console in a browser without key and cookie, or with them does not |
 | told | `rec verify` passes over damage that a whole recording was given behind the end of the run |
 | end | an orderly end takes too long, or leaves a hold, or its last event is not that of the recording |
 
@@ -517,6 +518,11 @@ class Monitors:
             return  # who reads nothing has a moment to read, too
         said = head.split(b"\r\n")[0].decode() or met or "half a page"
         self.violated("metrics", f"{scraper.name} got {said!r} after {took_s:.1f} s")
+
+    def visited(self, request: str, *, entitled: bool, entered: bool) -> None:
+        """A console in a browser was asked."""
+        if entered is not entitled:
+            self.violated("web", f"{request!r} was {'let in' if entered else 'turned away'}")
 
     def _could_be_scraped(self, began_ns: int) -> int:
         """Since when the daemon was never dead, starting, frozen or without descriptors; 0 if not since the scrape."""

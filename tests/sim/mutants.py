@@ -17,7 +17,7 @@ from unittest import mock
 import msgspec
 
 from kvbm_console.analysis.export import chrome, jsonl
-from kvbm_console.cli import output
+from kvbm_console.cli import output, web
 from kvbm_console.core import stimuli as st
 from kvbm_console.core.ids import FinishReason
 from kvbm_console.debug.leases import Leases, WallDeadlines
@@ -549,4 +549,52 @@ def _() -> Iterator[None]:
         return msgspec.json.encode(document).decode()
 
     with instead(jsonl, "json_text", raw), instead(chrome, "json_text", raw):
+        yield
+
+
+# --- the console in a browser ----------------------------------------------------------------------------------------
+
+
+@mutant("r41-whoever-reaches-the-port-is-let-in", "web", "strangers_visit", first=3)
+def _() -> Iterator[None]:
+    with instead(web, "_is_key", lambda shown, key: True):
+        yield
+
+
+@mutant("r41-pages-of-other-origins-are-let-in", "web", "strangers_visit", first=3)
+def _() -> Iterator[None]:
+    with instead(web, "gate", _without("Origin", None)):
+        yield
+
+
+@mutant("r41-other-hosts-are-let-in", "web", "strangers_visit", first=3)
+def _() -> Iterator[None]:
+    with instead(web, "gate", _without("Host", "localhost:8000")):
+        yield
+
+
+def _without(header: str, value: str | None) -> Any:
+    """A gate that does not look at this header."""
+    real = web.gate
+
+    def gate(port: int, key: str) -> Any:
+        only_ours = real(port, key)
+
+        async def blind(request: Any, handler: Any) -> Any:
+            headers = request.headers.copy()
+            headers.pop(header, None)
+            if value is not None:
+                headers[header] = value
+            return await only_ours(request.clone(headers=headers), handler)
+
+        return blind
+
+    return gate
+
+
+@mutant("r41-files-of-the-working-directory-are-run", "web", "strangers_visit", first=3)
+def _() -> Iterator[None]:
+    real = web.visitor_command
+
+    with instead(web, "visitor_command", lambda arguments: real(arguments).replace(" -P ", " ")):
         yield

@@ -32,6 +32,7 @@ from tests.sim.monitors import Monitors
 from tests.sim.mutants import Mutant
 from tests.sim.scrapers import PLACE, UNREAD, Crowd, Scraper
 from tests.sim.shown import Names
+from tests.sim.visitors import WebConsole
 
 CALM_S: Final = 12.0
 """Two lease times and twice the time after which a rotation, a sealing or a part is tried again."""
@@ -120,6 +121,8 @@ class Simulation:
             self.actors.append(Operator(self, 0))
         if "metrics" in self.features:
             self.actors += [Scraper(self, n) for n in range(random.Random(f"{seed} scrapers").randrange(1, 4))]
+        if "web" in self.features:
+            self.actors.append(WebConsole(self, 0))
         self.faults = Faults(self, kinds)
         self.world.after(SAMPLE_S, self._sample)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.sim.faults import KINDS
+from tests.sim.faults import FEATURES, KINDS
 from tests.sim.machine import OUTSIDE, SEAMS
 from tests.sim.mutants import MUTANTS, Mutant
 from tests.sim.run import simulate
@@ -81,6 +81,8 @@ def test_a_seed_is_one_run_whatever_the_hashes_of_this_process(tmp_path: Path) -
     pytest.param(mutant, id=mutant.name, marks=() if mutant.quick else pytest.mark.slow) for mutant in MUTANTS
 ])
 def test_a_defect_that_is_put_back_is_found(mutant: Mutant) -> None:
+    if not set(mutant.kinds).isdisjoint(FEATURES.get("web", ("strangers_visit",))):
+        pytest.importorskip("aiohttp")
     seen: list[str] = []
     for seed in range(mutant.first, mutant.first + mutant.within):
         result = simulate(seed, mutants=[mutant], kinds=mutant.kinds)

@@ -6,11 +6,7 @@ itself deals with a target that is lost later.
 
 import asyncio
 import gc
-import hmac
 import os
-import secrets
-import shlex
-import socket
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
@@ -22,8 +18,8 @@ from kvbm_console.addresses import socket_address
 from kvbm_console.cli.output import on_terminal, print_result, require_terminal, warn
 from kvbm_console.cli.params import LOOK, access_options, look_options, resolve_target
 from kvbm_console.cli.summary import live_line, recorder_text, summary_text
+from kvbm_console.cli.web import RUN_MAIN, in_browser, serve
 from kvbm_console.core.errors import KvbmConsoleError, UsageError
-from kvbm_console.extras import missing
 
 if TYPE_CHECKING:
     from kvbm_console.analysis.explain import Explanation
@@ -42,7 +38,6 @@ ENGINES: Final = ("http://", "https://", "zmq:", "tcp://", "lmcache:")
 UNATTENDED_SECONDS: Final = 30.0
 """Default run time of a demo without a terminal, because no person is there to stop the demo."""
 LINE_EVERY_S: Final = 1.0
-RUN_MAIN: Final = "from kvbm_console.cli.main import main; main()"
 
 
 @click.command()
@@ -335,71 +330,3 @@ async def document_of(
     if process.returncode not in statuses:
         raise KvbmConsoleError(last or f"{arguments[0]} ended with status {process.returncode}")
     return msgspec.json.decode(said)
-
-# --- in a browser ---
-
-
-HOST: Final = "127.0.0.1"
-KEY_BYTES: Final = 24
-DRIVER_VARIABLE: Final = "TEXTUAL_DRIVER"
-
-
-def in_browser() -> bool:
-    """True when this process draws for a browser: its stdin and stdout are then pipes of the server."""
-    return "WebDriver" in os.environ.get(DRIVER_VARIABLE, "")
-
-
-def serve(port: int, arguments: Sequence[str]) -> None:
-    """Serve ``kvbm-console attach`` with these arguments until it is told to end."""
-    try:
-        from aiohttp import web
-        from textual_serve.server import Server
-    except ImportError:
-        raise missing("--serve-web", "web", "textual-serve") from None
-    _require_free(port)
-    ours = own_hosts(port)
-    key, cookie = secrets.token_urlsafe(KEY_BYTES), f"kvbm-console-{port}"
-
-    @web.middleware
-    async def only_ours(request: Any, handler: Callable[[Any], Awaitable[Any]]) -> Any:
-        origin = request.headers.get("Origin")
-        if request.headers.get("Host") not in ours or origin not in (None, *(f"http://{host}" for host in ours)):
-            raise web.HTTPForbidden(text="only pages of this server are answered\n")
-        if _is_key(request.query.get("key"), key):  # redirect: the browser then remembers the address without key
-            reply = web.Response(status=303, headers={"Location": "/"})
-            reply.set_cookie(cookie, key, httponly=True, samesite="Strict")
-            return reply
-        if not _is_key(request.cookies.get(cookie), key):
-            raise web.HTTPForbidden(text="open the address that kvbm-console printed\n")
-        return await handler(request)
-
-    class Local(Server):  # type: ignore[misc,unused-ignore]
-        """The server with the check in front."""
-
-        async def _make_app(self) -> Any:
-            app = await super()._make_app()
-            app.middlewares.append(only_ours)
-            return app
-
-    # -P: otherwise Python looks for modules in the working directory first, and runs the files of that directory.
-    command = shlex.join([sys.executable, "-P", "-c", RUN_MAIN, "attach", *arguments])
-    warn(f"the console is on http://{HOST}:{port}/?key={key}; ctrl-c ends it")
-    Local(command, host=HOST, port=port, title="kvbm-console").serve()
-
-
-def _is_key(shown: str | None, key: str) -> bool:
-    return shown is not None and hmac.compare_digest(shown.encode("utf-8", "replace"), key.encode())
-
-
-def own_hosts(port: int) -> tuple[str, ...]:
-    """The ``Host`` headers of a browser that shows our own page."""
-    return f"{HOST}:{port}", f"localhost:{port}"
-
-
-def _require_free(port: int) -> None:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((HOST, port))
-        except OSError as error:
-            raise UsageError(f"--serve-web cannot listen on {HOST}:{port}: {error.strerror}") from None

@@ -24,8 +24,11 @@ REQUEST_BYTES_MAX: Final = 8_192
 """Bytes of the head of a request; Prometheus sends some 300."""
 REQUEST_SECONDS_MAX: Final = 5.0
 CONNECTIONS_MAX: Final = 16
-"""Connections at once. For one more, the oldest that has not asked yet is closed; where all have asked, it is turned
-away. So connections that say nothing cost few descriptors and keep no scraper out."""
+"""Connections at once. For one more, the oldest that has not asked yet is closed; where all have asked, the oldest that
+has not read its answer in time. So connections that say or read nothing cost few descriptors and keep no scraper out
+for longer than ``READ_SECONDS_MIN``."""
+READ_SECONDS_MIN: Final = 1.0
+"""Time to read an answer that is given to every connection; a page takes milliseconds."""
 ACCEPT_RETRY_S: Final = 0.1
 """Pause before the next try when no descriptor is free for a connection."""
 
@@ -55,6 +58,8 @@ class MetricsServer:
         self._answering: set[asyncio.Task[None]] = set()
         self._silent: dict[asyncio.Task[None], None] = {}
         """The connections that have not asked yet, the oldest first."""
+        self._unread: dict[asyncio.Task[None], float] = {}
+        """Those that have not read their answer, and when each was answered, on the loop's clock."""
         self._closing: set[asyncio.Task[None]] = set()
         """The connections that made way and have not ended."""
         self.port = 0
@@ -104,6 +109,7 @@ class MetricsServer:
             self._answering.add(task)
             # A task that is cancelled before its first step never comes to its end.
             task.add_done_callback(partial(self._ended, connection, opened))
+            await asyncio.sleep(0)  # so that it makes others way before the next connection is accepted
 
     def _ended(
         self, connection: socket.socket, opened: list[asyncio.BaseTransport], task: asyncio.Task[None]
@@ -125,6 +131,7 @@ class MetricsServer:
                 opened.append(writer.transport)
                 head = b"" if crowded else await reader.readuntil(b"\r\n\r\n")
             self._silent.pop(task, None)
+            self._unread[task] = asyncio.get_running_loop().time()
             if crowded:
                 writer.write(_response("503 Service Unavailable", "too many scrapers at once\n"))
             else:
@@ -132,12 +139,16 @@ class MetricsServer:
                     writer.write(self._respond(head))
             async with asyncio.timeout(REQUEST_SECONDS_MAX):
                 await writer.drain()
-        except (TimeoutError, OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, asyncio.CancelledError):
-            pass  # asyncio would log a stream whose task was cancelled, by ``close`` or by a crowd
+        except (TimeoutError, OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+            pass
+        except asyncio.CancelledError:  # by ``close`` or by a crowd; asyncio would log the stream of a cancelled task
+            if writer is not None:
+                writer.transport.abort()
         finally:
             if writer is not None:
                 await self._part(writer)
             self._silent.pop(task, None)
+            self._unread.pop(task, None)
             self._closing.discard(task)
 
     async def _open(self, connection: socket.socket) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -150,18 +161,21 @@ class MetricsServer:
 
     async def _part(self, writer: asyncio.StreamWriter) -> None:
         writer.close()
-        with contextlib.suppress(TimeoutError, OSError):
+        with contextlib.suppress(TimeoutError, OSError, asyncio.CancelledError):
             async with asyncio.timeout(REQUEST_SECONDS_MAX):
                 await writer.wait_closed()
         writer.transport.abort()
 
     def _close_oldest(self) -> bool:
-        """Close the oldest connection that has not asked; False if all have."""
+        """Close the oldest connection that waits for its client; False if none does, or not long enough."""
         oldest = next(iter(self._silent), None)
         if oldest is None:
-            return False
+            oldest = next(iter(self._unread), None)
+            if oldest is None or oldest.get_loop().time() - self._unread[oldest] < READ_SECONDS_MIN:
+                return False
         self._closing.add(oldest)
-        del self._silent[oldest]
+        self._silent.pop(oldest, None)
+        self._unread.pop(oldest, None)
         oldest.cancel()
         return True
 

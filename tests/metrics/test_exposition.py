@@ -32,6 +32,7 @@ from kvbm_console.core.state import CacheState
 from kvbm_console.core.stimuli import NoteReported, PoolDeclared
 from kvbm_console.engines.kv_events.address import Publisher
 from kvbm_console.engines.kv_events.stream import EventStream
+from kvbm_console.metrics import http
 from kvbm_console.metrics.collect import Scrape, collect, scrape_of
 from kvbm_console.metrics.exposition import Family, render
 from kvbm_console.metrics.http import CONNECTIONS_MAX, MetricsServer
@@ -478,6 +479,28 @@ async def test_connections_that_say_nothing_are_closed_and_keep_no_scraper_out()
     assert not logged, "nothing is printed for any of them"
     # The listener, at most so many of its connections, and the other ends of all of them.
     assert before - descriptors() <= 1 + CONNECTIONS_MAX + len(idle)
+
+
+@pytest.mark.asyncio
+async def test_answers_that_nobody_reads_are_given_up_and_keep_no_scraper_out_and_no_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(http, "READ_SECONDS_MIN", 0.0)
+    large = "# a page that no socket's buffer takes\n" * 500_000
+    pages = [large] * CONNECTIONS_MAX + ["up 1\n"] * CONNECTIONS_MAX
+    server = MetricsServer("127.0.0.1:0", lambda: pages.pop(0))
+    await server.start()
+    deaf = []
+    for _ in range(CONNECTIONS_MAX):
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port, limit=1)
+        writer.write(b"GET /metrics HTTP/1.1\r\n\r\n")
+        await reader.read(1)  # it is being answered
+        deaf.append(writer)
+    assert await page(server.port) == (b"HTTP/1.1 200 OK", "up 1\n")
+    async with asyncio.timeout(2):  # well before the 5 s that a reader has
+        await server.close()
+    for writer in deaf:
+        writer.transport.abort()
 
 
 @pytest.mark.asyncio

@@ -99,6 +99,8 @@ class Disk:
         self.sync_error: int | None = None
         self.open_error: int | None = None
         self.unlink_error: int | None = None
+        self.no_descriptor: Callable[[], bool] = lambda: False
+        """Whether the running process may have no further one."""
         self.lying = False
         """Syncs answer that all is well and do nothing."""
         self.ever_lied = False
@@ -326,6 +328,8 @@ class Disk:
         self.call("open", path)
         if self.open_error is not None and not self.quiet:
             raise OSError(self.open_error, os.strerror(self.open_error), str(path))
+        if self.no_descriptor() and not self.quiet:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), str(path))
         entries = self.directory(path.parent) if path.name else {}
         node = entries.get(path.name) if path.name else self.root
         if node is None:

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any, Final
 from tests.sim.disk import SimPath
 from tests.sim.floods import FLOODS, Flood
 from tests.sim.publishers import STREAM_KINDS
+from tests.sim.scrapers import SILENT, UNREAD
 from tests.sim.taps import TAP_KINDS
+from tests.sim.visitors import HAS_AIOHTTP, WebConsole
 
 if TYPE_CHECKING:
     from tests.sim.run import Simulation
@@ -25,19 +27,27 @@ GAP_S: Final = 3.5
 
 
 class Faults:
-    """Makes the faults of one simulation happen, from its seed: some of those that may happen in any run, and ``more``
-    of a run that has those whom they need."""
+    """Makes the faults of one simulation happen, from its seed."""
 
-    def __init__(self, simulation: "Simulation", kinds: Sequence[str] = (), more: Sequence[str] = ()) -> None:
+    def __init__(self, simulation: "Simulation", kinds: Sequence[str] = ()) -> None:
         self.simulation = simulation
         self.dice = random.Random(f"{simulation.seed} faults")
-        self.kinds = list(kinds) or sorted(self.dice.sample(GENERAL, self.dice.randrange(1, 5))) + list(more)
+        self.kinds = list(kinds) or self._drawn()
         self.happened: list[str] = []
         self.tampered: dict[str, int] = {}
         """Directories in which somebody else changed files, and when that was last."""
         self.power_lost = False
         self.over = False
         self._plan()
+
+    def _drawn(self) -> list[str]:
+        """Some of those that any run may have, and those of the parts that only some runs have."""
+        simulation, seed = self.simulation, self.simulation.seed
+        kinds = sorted(self.dice.sample(GENERAL, self.dice.randrange(1, 5)))
+        kinds += [*simulation.streams.kinds, *simulation.taps.kinds, *(FLOODS if simulation.busy else ())]
+        kinds += [kind for feature in simulation.features for kind in FEATURES[feature]]
+        apart = [kind for kind, share in DRAWN_APART.items() if random.Random(f"{seed} {kind}").random() < share]
+        return kinds + apart
 
     def _plan(self) -> None:
         self.simulation.world.after(self.dice.expovariate(1 / GAP_S) + 0.3, self._happen)
@@ -210,13 +220,43 @@ class Faults:
         for actor in self.simulation.actors:
             if isinstance(actor, Flood):
                 actor.start(kind, self.dice.choice((2.5, 4.0)))
+    def silent_scrapers(self) -> None:
+        self.simulation.crowd(SILENT, self.dice.choice((30, 100, 250)))
+
+    def scrapers_never_read(self) -> None:
+        self.simulation.crowd(UNREAD, self.dice.choice((4, 20, 60)))
+
+    def hostile_names(self) -> None:
+        self.simulation.names.hostile = True
+
+    def strangers_visit(self) -> None:
+        for actor in self.simulation.actors:
+            if isinstance(actor, WebConsole):
+                actor.strangers += self.dice.choice((10, 60))
 
     def wall_clock_set(self) -> None:
         self.simulation.world.wall_offset += self.dice.choice((-3_600, 3_600)) * 10**9
 
 
+FEATURES: Final[dict[str, tuple[str, ...]]] = {
+    "metrics": ("silent_scrapers", "scrapers_never_read"),
+    "hostile_names": ("hostile_names",),
+    **({"web": ("strangers_visit",)} if HAS_AIOHTTP else {}),
+}
+"""A part of the world that takes part in some runs, and the faults that only it knows."""
+FEATURE_SHARE: Final = 0.3
 DRAWN_APART: Final = {"keyframes_do_not_fit": 0.06}
 """Faults that came later, and the share of the runs that have them. Drawn apart, they leave the other draws alone."""
+
+
+def drawn_features(seed: int, kinds: Sequence[str]) -> list[str]:
+    """The features of a run: those of its explicit kinds of faults, or those that the seed draws."""
+    return [
+        name for name, faults in FEATURES.items()
+        if set(kinds) & set(faults) or (not kinds and random.Random(f"{seed} joins {name}").random() < FEATURE_SHARE)
+    ]
+
+
 OWN_KINDS: Final[dict[str, Callable[[Faults], None]]] = {
     name: getattr(Faults, name) for name in (
         "disk_hangs", "disk_is_full", "writes_fail", "syncs_fail", "writes_are_short", "disk_is_slow", "files_stay",
@@ -225,14 +265,12 @@ OWN_KINDS: Final[dict[str, Callable[[Faults], None]]] = {
         "power_fails", "power_fails_at_the_disk",
         "daemon_frozen", "client_killed", "client_frozen", "sealer_killed", "sealer_starved", "a_thread_dies",
         "wall_clock_set", "keyframes_do_not_fit", *FLOODS,
+        "silent_scrapers", "scrapers_never_read", "hostile_names", "strangers_visit",
     )
 }
 KINDS: Final[dict[str, Callable[[Faults], None]]] = {**OWN_KINDS, **STREAM_KINDS, **TAP_KINDS}
 """Every fault by its name."""
-GENERAL: Final = sorted(set(OWN_KINDS) - set(FLOODS) - set(DRAWN_APART))
+GENERAL: Final = sorted(
+    OWN_KINDS.keys() - set(FLOODS) - DRAWN_APART.keys() - {kind for kinds in FEATURES.values() for kind in kinds}
+)
 """Those that any run may draw."""
-
-
-def drawn(seed: int) -> list[str]:
-    """Those of ``DRAWN_APART`` that this seed has."""
-    return [kind for kind, share in DRAWN_APART.items() if random.Random(f"{seed} {kind}").random() < share]

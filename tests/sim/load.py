@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any, Final
 from kvbm_console.client import Client
 from kvbm_console.core import stimuli as st
 from kvbm_console.core.columns import pack_hashes, pack_ids
-from kvbm_console.core.config import SECOND_NS, BreakpointSpec
+from kvbm_console.core.config import NAME_BYTES_MAX, SECOND_NS, BreakpointSpec
 from kvbm_console.core.errors import KvbmConsoleError, Refused
 from kvbm_console.core.ids import Authority, BreakpointAction, FinishReason, Site, SlotState, Suspend, Tier
+from kvbm_console.debug.sessions import SESSION_NAME_BYTES_MAX
 from kvbm_console.recording.options import RecordingOptions
 from kvbm_console.stream.verbs import ContinueHold, Disarm, Freeze, RemoveBreakpoint, SetBreakpoint, Thaw
 from tests.server.daemons import Mirror
@@ -56,7 +57,7 @@ class Actor:
     async def _main(self) -> None:
         while not self.stopped:
             try:
-                async with Client(ADDRESS, name=self.name) as client:
+                async with Client(ADDRESS, name=self.simulation.names.of(self.name)) as client:
                     await self.use(client)
             except KvbmConsoleError as error:
                 self.simulation.monitors.told(self.name, error)
@@ -94,7 +95,8 @@ class Debugger(Actor):
 
     async def use(self, client: Client) -> None:
         dice, monitors = self.dice, self.simulation.monitors
-        async with client.control(self.name, lease=True) as session:
+        name = self.simulation.names.of(self.name, SESSION_NAME_BYTES_MAX, printable=0.8)
+        async with client.control(name, lease=True) as session:
             monitors.opened(self, session)
             for _ in range(dice.randrange(3, 40)):
                 began = self.simulation.world.now
@@ -106,13 +108,13 @@ class Debugger(Actor):
                 await asyncio.sleep(dice.choice((0.1, 0.5, 2.0)) * dice.random())
 
     async def _set(self, session: Any) -> None:
-        dice = self.dice
+        dice, names = self.dice, self.simulation.names
         await session.ask(SetBreakpoint(BreakpointSpec(
-            site=dice.choice(LOOKUP_SITES), request=dice.choice(("*", "*", "*1*", "0")),
+            site=dice.choice(LOOKUP_SITES), request=names.of(dice.choice(("*", "*", "*1*", "0")), kept=0.7),
             to_state=dice.choice((None, SlotState.PREFILLING, SlotState.ONBOARDING, SlotState.DECODING)),
             action=dice.choice((BreakpointAction.HOLD,) * 4 + (BreakpointAction.LOG,)),
             max_hold_ns=round(dice.choice((0.2, 2, 30, 30)) * SECOND_NS), one_shot=dice.random() < 0.2,
-            suspend=dice.choice((Suspend.SLOT,) * 5 + (Suspend.PIPELINE,)),
+            suspend=dice.choice((Suspend.SLOT,) * 5 + (Suspend.PIPELINE,)), name=names.of("", NAME_BYTES_MAX),
         )))
 
     async def _continue(self, session: Any) -> None:
@@ -143,15 +145,17 @@ class Engine(Actor):
     kind = "engine"
 
     async def use(self, client: Client) -> None:
-        dice = self.dice
-        async with client.feed("vllm") as feed:
+        dice, names = self.dice, self.simulation.names
+        async with client.feed(names.of("vllm")) as feed:
             tell = self._teller(feed)
-            await tell(st.PoolDeclared, 0, 0, Tier.G1, "GPU", FEED_BLOCKS, 16, Authority.OBSERVED)
+            if names.hostile:  # with it the feed's name stands on the page of metrics
+                await feed.tell_cost(1, 1, 1, 1, 1, 0)
+            await tell(st.PoolDeclared, 0, 0, Tier.G1, names.of("GPU"), FEED_BLOCKS, 16, Authority.OBSERVED)
             iterations = count(1)
             for number in range(dice.randrange(2, 14)):
                 if self.stopped:
                     return
-                await self._request(tell, str(number), iterations)
+                await self._request(tell, names.of(str(number)), iterations)
                 await asyncio.sleep(dice.uniform(0, 0.3))
 
     async def _request(self, tell: Callable[..., Awaitable[Any]], name: str, iterations: Any) -> None:
@@ -159,7 +163,7 @@ class Engine(Actor):
         first = dice.randrange(FEED_BLOCKS - 3)
         ids = [first, first + 1, first + 2]
         hashes = [dice.randrange(1, 2**60) for _ in range(2)]
-        await tell(st.RequestArrived, name, pack_hashes(hashes), 40, 8, 0, None)
+        await tell(st.RequestArrived, name, pack_hashes(hashes), 40, 8, 0, self.simulation.names.of("") or None)
         await tell(st.LookupObserved, name, 0, 0, False, Tier.G2)
         await tell(st.BlocksAllocated, name, pack_ids(ids), 0)
         iteration = next(iterations)

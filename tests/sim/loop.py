@@ -158,10 +158,18 @@ class Loop(asyncio.AbstractEventLoop):
         return Transport(self, end, protocol), protocol
 
     async def sock_accept(self, sock: Any) -> tuple[Any, Any]:
+        if sock.waits:
+            connection: tuple[Any, Any] = await sock.accept()
+            return connection
         if not self.sockets.taps:
             raise NotImplementedError
         accepted: tuple[Any, Any] = await self.sockets.until(self, sock, sock.accept)
         return accepted
+
+    async def connect_accepted_socket(  # type: ignore[override]
+        self, protocol_factory: Callable[[], Any], sock: Any, *, ssl: None = None, **_: Any
+    ) -> Any:
+        return await sock.transport(protocol_factory)
 
     async def sock_recv(self, sock: Any, nbytes: int) -> bytes:
         data: bytes = await self.sockets.until(self, sock, lambda: sock.recv(nbytes))

@@ -7,10 +7,13 @@ Law of this file: nothing that decides is replaced, only clocks, threads, files,
 """
 
 import contextlib
+import errno
 import gc
 import importlib
 import inspect
 import logging
+import os
+import resource
 import secrets
 import subprocess
 import time
@@ -26,7 +29,7 @@ from server.options import DaemonOptions
 from tests.sim import disk as disks
 from tests.sim.disk import Disk, SimPath
 from tests.sim.loop import Loop
-from tests.sim.network import Channel, Network, Server
+from tests.sim.network import Channel, Connection, Network, Server
 from tests.sim.scheduler import (
     Namespace,
     Process,
@@ -38,6 +41,7 @@ from tests.sim.scheduler import (
     time_module,
 )
 from tests.sim.sockets import Sockets
+from tests.sim.tcp import Tcp
 from tests.sim.wires import Wires
 from tests.sim.zeromq import zmq_module
 
@@ -56,6 +60,8 @@ SEAMS: Final[dict[str, tuple[str, ...]]] = {
     "kvbm_console.client.feeder": ("time",),
     "kvbm_console.engines.kv_events.stream": ("time",),
     "kvbm_console.engines.kv_events.zmq_source": ("time", "zmq"),
+    "kvbm_console.metrics.collect": ("resource", "time"),
+    "kvbm_console.metrics.http": ("socket",),
     "kvbm_console.simulator.driver": ("time",),
     "kvbm_console.simulator.simulated": ("time",),
     "kvbm_console.parts": ("time",),
@@ -66,6 +72,7 @@ SEAMS: Final[dict[str, tuple[str, ...]]] = {
     "kvbm_console.reporter.__main__": ("socket",),
     "server.taps": ("os", "socket", "Path"),
     "server.daemon": ("Endpoint", "grpc", "time"),
+    "server.lints": ("time",),
     "server.questions": ("time", "waited_ns"),
     "server.recording": ("Path", "time"),
 }
@@ -75,7 +82,7 @@ TAPS_ADDRESS: Final = "127.0.0.1:7400"
 """Where a tap finds the daemon that starts its reporter itself."""
 OUTSIDE: Final = frozenset({
     "os", "fcntl", "shutil", "mmap", "queue", "subprocess", "threading", "time", "secrets", "socket", "signal",
-    "random", "tempfile", "select",
+    "random", "tempfile", "select", "resource",
 })
 """Modules of the standard library through which the outside comes in."""
 
@@ -88,8 +95,11 @@ class Machine:
         self.disk = Disk(world)
         self.network = Network(world)
         self.wires = Wires(world)
-        self.sockets = Sockets(self)
+        self.sockets, self.tcp = Sockets(self), Tcp(self)
         self.daemons = 0
+        self.descriptors_max: int | None = None
+        """Of a process; None for no limit."""
+        self.disk.no_descriptor = self.no_descriptor
         self.no_processes = False
         """No process can be started: descriptors have run out."""
         self.spinning: Callable[[str], None] = lambda name: None
@@ -108,7 +118,24 @@ class Machine:
         process.on_death.append(lambda: self.disk.close_files_of(process))
         process.on_death.append(lambda: self.network.process_ended(process))
         process.on_death.append(lambda: self.wires.process_ended(process))
+        process.on_death.append(lambda: self.tcp.process_ended(process))
         return process
+
+    def descriptors(self, process: Process) -> int:
+        """How many a process has."""
+        served = [each for each in self.network.connections if isinstance(each, Connection) and each.up]
+        calls = sum(each.server.loop.process is process for each in served)
+        return self.disk.descriptors(process) + self.tcp.of(process) + calls
+
+    def no_descriptor(self) -> bool:
+        """Whether the running process has reached its limit."""
+        limit = self.descriptors_max
+        return limit is not None and self.descriptors(self.world.process) >= limit
+
+    def require_descriptor(self) -> None:
+        """Raise ``OSError`` when the running process may have no further one."""
+        if self.disk.open_error == errno.EMFILE or self.no_descriptor():
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
     def loop(self, name: str, main: Callable[[], Coroutine[Any, Any, Any]]) -> Loop:
         """A process with an event loop that runs ``main``."""
@@ -120,13 +147,16 @@ class Machine:
     # --- what stands for the outside ---
 
     def names(self) -> dict[str, Any]:
-        """The simulated thing behind each name of ``SEAMS``."""
+        """The simulated thing behind each name of ``SEAMS``; MODULE.NAME is that of this module alone."""
         return {
             "os": disks.os_module(), "fcntl": disks.fcntl_module(), "mmap": disks.mmap_module(),
             "shutil": disks.shutil_module(), "queue": queue_module(), "threading": threading_module(),
             "time": time_module(self.world), "waited_ns": lambda: 0, "Path": SimPath, "subprocess": self._subprocess(),
             "secrets": Namespace(secrets, {"token_hex": lambda n: f"{self.world.dice.getrandbits(8 * n):0{2 * n}x}"}),
             "grpc": Namespace(None, {"aio": Namespace(None, {"server": self._server})}),
+            "kvbm_console.metrics.http.socket": self.tcp.module(self._running),
+            "resource": Namespace(resource, {"getrusage": lambda who: _Usage()}, ("RUSAGE_SELF",)),
+            "server.lints.time": time_module(self.world, look_ns=0),
             "Endpoint": lambda listen, **_: Endpoint(self, listen), "open_channel": self._channel,
             "kvbm_console.simulator.simulated.time": time_module(self.world, perf_counter_ns=self._engine_clock),
             "server.questions.time": time_module(self.world, thread_time_ns=self._answer_clock),
@@ -172,6 +202,12 @@ class Machine:
         return await self._running().in_thread(work, *args)
 
 
+class _Usage:
+    """The answer of ``getrusage``."""
+
+    ru_maxrss = 100_000
+
+
 class Endpoint:
     """As ``server.options.Endpoint``."""
 
@@ -195,7 +231,7 @@ class Child:
 
     def __init__(self, machine: Machine, path: str, parent: str) -> None:
         machine.world.require_alive()
-        if machine.no_processes:
+        if machine.no_processes or machine.no_descriptor():
             raise OSError(24, "Too many open files")
         machine.daemons += 1
         self._machine = machine
@@ -287,7 +323,7 @@ def machine(seed: int, *, keep_trace: bool = False) -> Iterator[Machine]:
         found = importlib.import_module(module)
         for name in replaced:
             before.append((found, name, getattr(found, name)))
-            setattr(found, name, names.get(f"{module}.{name}", names[name]))
+            setattr(found, name, names[key if (key := f"{module}.{name}") in names else name])
     kept = [(defaults, name, real) for defaults, name, real, _ in _defaults(world)]
     for defaults, name, _, simulated in list(_defaults(world)):
         defaults[name] = simulated

@@ -20,6 +20,9 @@ tests' ``Mirror``, and recordings are judged by ``recording.verify``: nothing of
 | rooms | something grows with the lives of clients: pools, readers, feeds, descriptors, or breakpoints in others' way |
 | edge | an exception reached the edge of a thread or of a loop (``World.fail``) |
 | share | a flood of an observer takes the engine's time, or keeps a debugger waiting (``floods``) |
+| metrics | a scrape has no page in time, a page cannot be read, or connections stay open |
+| shown | a tool of a person would print a character that a terminal obeys, or another name |
+| web | somebody gets into a console in a browser without key and cookie, or with them does not |
 | told | `rec verify` passes over damage that a whole recording was given behind the end of the run |
 | streams | a source's blocks are not its publisher's and are shown as certain, or a publisher is not heard of again |
 | taps | a tap is not on, its requests are not its engine's, its reporter stays, it keeps a step or grows |
@@ -28,6 +31,8 @@ tests' ``Mirror``, and recordings are judged by ``recording.verify``: nothing of
 Law of this file: a monitor asks nothing that moves the simulation: no dice, no simulated call that takes time.
 """
 
+import contextlib
+import errno
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
@@ -47,6 +52,8 @@ from kvbm_console.service import LeaderService
 from kvbm_console.stream.feed import EventsArrived, Heartbeat, SnapshotTaken
 from kvbm_console.wire.batches import unpack_events
 from tests.sim.floods import FloodMonitor
+from tests.sim.scrapers import TURNED_AWAY, is_whole, page_troubles
+from tests.sim.shown import ShownLaws
 from tests.sim.streams import StreamLaws
 
 if TYPE_CHECKING:
@@ -79,6 +86,16 @@ NOTICED_S: Final = 8.0
 """A recorder notices with its next write that a file was removed, and begins anew when the disk takes it."""
 DESCRIPTORS_MAX: Final = 8
 EXTRA_POOLS_MAX: Final = 2
+SLOW_S: Final = 0.01
+"""A network with such a delay is slow."""
+SCRAPE_S: Final = 8.0
+"""A scrape is answered within it, whatever other connections do: three lost first packets and a turn."""
+TURNED_AWAY_S: Final = 3.0
+"""So long a scraper may be turned away beside others that read no answer, each of which has a second to read."""
+HEALED_S: Final = 12.0
+"""As long as the calm: a scraper gives up after 10 s, and asks again a second later."""
+CONNECTIONS_MAX: Final = 16 + 4
+"""Connections of the page that are open at once, with those that just made way."""
 PER_LAW: Final = 3
 """Sentences that are kept of one law."""
 
@@ -144,10 +161,15 @@ class Monitors:
         self._positions: dict[str, tuple[str, Any, Any]] = {}
         self._there: dict[str, set[str]] = {}
         """Runs that were found, by directory."""
+        self._scraped: dict[str, int] = {}
+        """Scraper to when it read its last page."""
+        self._crowded_ns = 0
+        """The last moment in which no descriptor was free for anyone."""
         self._frozen_ns = 0
         """Until then the daemon may not have caught up after a freeze."""
         self.floods = FloodMonitor(simulation)
         self._streams = StreamLaws(simulation, self.violated)
+        self._shown = ShownLaws(simulation, self.violated)
         simulation.machine.disk.on_change = self._look_at_keep
 
     # --- results ------------------------------------------------------------------------------------------------------
@@ -301,6 +323,8 @@ class Monitors:
         self.floods.sample(service)
         self.simulation.taps.sample()
         self._streams.sample(service, [] if self._journal is None else self._journal.parts)
+        self._look_at_connections(life)
+        self._shown.sample(life, self.journals[service.incarnation].events)
         if self._samples % 20 == 0:
             for violation in audit(service.state):
                 self.violated("core", f"{violation.rule} is broken: {violation.detail}")
@@ -398,6 +422,14 @@ class Monitors:
         if len(state.breakpoints) > sessions.BREAKPOINTS_MAX:
             self.violated("rooms", f"there are {len(state.breakpoints)} breakpoints")
 
+    def _look_at_connections(self, life: "Life", most: int = CONNECTIONS_MAX) -> None:
+        """The page of metrics has few connections, whoever comes."""
+        open_now = self.simulation.machine.tcp.of(life.process)
+        if open_now > most + 1:
+            self.violated("metrics", f"{open_now - 1} connections of the page of metrics are open")
+        if self.simulation.machine.disk.open_error == errno.EMFILE:
+            self._crowded_ns = self.world.now
+
     def _look_at_keep(self) -> None:
         """Called at every change of the directory."""
         service = self._service
@@ -483,6 +515,38 @@ class Monitors:
         happened = self.simulation.faults.happened
         return not {"connection_half_open", "network_is_slow", "client_frozen", "connection_cut"} & set(happened)
 
+    def scraped(self, scraper: "Actor", began_ns: int, answer: bytes, met: str, *, harmed: bool) -> None:
+        """A scrape ended, with an answer or with an error."""
+        head, _, body = answer.partition(b"\r\n\r\n")
+        since_ns = self._could_be_scraped(began_ns)
+        took_s = (self.world.now - max(began_ns, since_ns)) / 1e9
+        if head.startswith(b"HTTP/1.1 200 ") and is_whole(answer):
+            for trouble in page_troubles(body.decode()):
+                self.violated("metrics", trouble)
+            self._scraped[scraper.name] = self.world.now
+            if took_s <= SCRAPE_S:
+                return
+        machine, life = self.simulation.machine, self.simulation.life
+        weather = harmed or machine.network.delay_s > SLOW_S or self.closing or scraper.process.dead
+        if weather or life is None or life.service is None or (since_ns and took_s <= SCRAPE_S):
+            return
+        unread = self.world.now - self.simulation.unread_ns < 2 * SCRAPE_S * 1e9
+        if unread and answer.startswith(TURNED_AWAY) and took_s <= TURNED_AWAY_S:
+            return  # who reads nothing has a moment to read, too
+        said = head.split(b"\r\n")[0].decode() or met or "half a page"
+        self.violated("metrics", f"{scraper.name} got {said!r} after {took_s:.1f} s")
+
+    def visited(self, request: str, *, entitled: bool, entered: bool) -> None:
+        """A console in a browser was asked."""
+        if entered is not entitled:
+            self.violated("web", f"{request!r} was {'let in' if entered else 'turned away'}")
+
+    def _could_be_scraped(self, began_ns: int) -> int:
+        """Since when the daemon was never dead, starting, frozen or without descriptors; 0 if not since the scrape."""
+        away = [end for begin, end in self._unavailable if end >= began_ns - 10**9]
+        last_ns = max([self._ready_ns, self._crowded_ns, self._frozen_ns, *away])
+        return last_ns if last_ns >= began_ns - 10**9 else 0
+
     # --- the end ------------------------------------------------------------------------------------------------------
 
     def after_calm(self) -> None:
@@ -507,6 +571,11 @@ class Monitors:
         self._after_calm_readers(service)
         self._streams.after_calm(service)
         self.simulation.taps.after_calm(service)
+        scrapers = [actor.name for actor in self.simulation.actors if actor.kind == "scraper"]
+        self._look_at_connections(life, len(scrapers))
+        for name in scrapers:
+            if self.world.now - self._scraped.get(name, 0) > HEALED_S * 1e9:
+                self.violated("metrics", f"{name} has read no page for {HEALED_S:g} s")
         descriptors = self.simulation.machine.disk.descriptors(life.process)
         if descriptors > DESCRIPTORS_MAX:
             self.violated("rooms", f"the daemon has {descriptors} descriptors")
@@ -598,6 +667,7 @@ class Monitors:
                 there.add(run)
                 if run in self.journals:
                     self._try_run(directory, written, run)
+                    self._try_export(directory, run)
                 else:
                     self.violated("recorded", f"{directory} holds a run {run} that never was")
             report = verify(directory)  # type: ignore[arg-type]
@@ -642,6 +712,11 @@ class Monitors:
             self._read_run(written, Recording.open(directory, run))  # type: ignore[arg-type]
         except RecordingError as error:
             self._unreadable(directory, error)
+
+    def _try_export(self, directory: "SimPath", run: str) -> None:
+        if self.simulation.names.hostile:
+            with contextlib.suppress(RecordingError):
+                self._shown.exported(Recording.open(directory, run))  # type: ignore[arg-type]
 
     def _unreadable(self, directory: "SimPath", error: RecordingError) -> None:
         """A recording cannot be read, and says so: right only where a sync has lied in front of a power loss."""

@@ -7,6 +7,7 @@ Law of this file: a mutant undoes one mending and nothing else.
 """
 
 import contextlib
+import importlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -16,12 +17,16 @@ from unittest import mock
 import anyio.lowlevel
 import msgspec
 
+from kvbm_console.analysis.export import chrome, jsonl
+from kvbm_console.cli import output, web
 from kvbm_console.core import stimuli as st
 from kvbm_console.core.ids import FinishReason
 from kvbm_console.debug.leases import Leases, WallDeadlines
 from kvbm_console.debug.sessions import Sessions
 from kvbm_console.dispatch import Dispatcher
 from kvbm_console.engines.kv_events import stream, zmq_source
+from kvbm_console.metrics import exposition, http
+from kvbm_console.metrics.http import MetricsServer
 from kvbm_console.parts import Parts
 from kvbm_console.recording import files, reader, recover, seal, threads, writer
 from kvbm_console.recording import format as fmt
@@ -38,6 +43,9 @@ from server import recording as recording_method
 from server.daemon import Daemon
 from server.feeding import RequestNames
 from server.questions import Lane
+from tui.model import numbers
+
+status, tail = (importlib.import_module(f"kvbm_console.cli.{name}") for name in ("status", "tail"))
 
 Planted = Callable[[], AbstractContextManager[object]]
 
@@ -612,4 +620,123 @@ def _() -> Iterator[None]:
         real(self)
 
     with instead(sender.Sender, "_end", end):
+        yield
+
+
+# --- the page of metrics ---------------------------------------------------------------------------------------------
+
+
+@mutant("r63-silent-connections-take-all-room", "metrics", "silent_scrapers", first=1)
+def _() -> Iterator[None]:
+    with instead(MetricsServer, "_close_oldest", lambda self: False):
+        yield
+
+
+@mutant("r63-silent-connections-take-all-descriptors", "metrics", "silent_scrapers", first=3)
+def _() -> Iterator[None]:
+    with instead(http, "CONNECTIONS_MAX", 100_000):
+        yield
+
+
+@mutant("answers-that-nobody-reads-take-all-room", "metrics", "scrapers_never_read", first=1)
+def _() -> Iterator[None]:
+    with instead(MetricsServer, "_close_oldest", _close_oldest_silent):
+        yield
+
+
+def _close_oldest_silent(self: MetricsServer) -> bool:
+    oldest = next(iter(self._silent), None)
+    if oldest is None:
+        return False
+    self._closing.add(oldest)
+    del self._silent[oldest]
+    oldest.cancel()
+    return True
+
+
+@mutant("a-port-without-descriptors-never-accepts-again", "metrics", "silent_scrapers no_descriptors", first=3)
+def _() -> Iterator[None]:
+    with instead(http, "ACCEPT_RETRY_S", 3_600.0):
+        yield
+
+
+# --- what people see --------------------------------------------------------------------------------------------------
+
+
+@mutant("r40-names-reach-the-terminal-as-they-are", "shown", "hostile_names", first=3)
+def _() -> Iterator[None]:
+    with instead(output, "safe", str), instead(status, "safe", str), instead(tail, "safe", str):
+        yield
+
+
+@mutant("r40-a-label-of-metrics-is-not-printable", "shown metrics", "hostile_names", first=10)
+def _() -> Iterator[None]:
+    def escape(text: str, *, quotes: bool = True) -> str:
+        escaped = text.replace("\\", r"\\").replace("\n", r"\n")
+        return escaped.replace('"', r"\"") if quotes else escaped
+
+    with instead(exposition, "_escape", escape):
+        yield
+
+
+@mutant("r40-the-console-draws-names-as-they-are", "shown", "hostile_names", first=3)
+def _() -> Iterator[None]:
+    with instead(numbers, "_CELLS", {}):
+        yield
+
+
+@mutant("r40-exports-have-names-as-they-are", "shown", "hostile_names", first=3)
+def _() -> Iterator[None]:
+    def raw(document: Any) -> str:
+        return msgspec.json.encode(document).decode()
+
+    with instead(jsonl, "json_text", raw), instead(chrome, "json_text", raw):
+        yield
+
+
+# --- the console in a browser ----------------------------------------------------------------------------------------
+
+
+@mutant("r41-whoever-reaches-the-port-is-let-in", "web", "strangers_visit", first=3)
+def _() -> Iterator[None]:
+    with instead(web, "_is_key", lambda shown, key: True):
+        yield
+
+
+@mutant("r41-pages-of-other-origins-are-let-in", "web", "strangers_visit", first=3)
+def _() -> Iterator[None]:
+    with instead(web, "gate", _without("Origin", None)):
+        yield
+
+
+@mutant("r41-other-hosts-are-let-in", "web", "strangers_visit", first=3)
+def _() -> Iterator[None]:
+    with instead(web, "gate", _without("Host", "localhost:8000")):
+        yield
+
+
+def _without(header: str, value: str | None) -> Any:
+    """A gate that does not look at this header."""
+    real = web.gate
+
+    def gate(port: int, key: str) -> Any:
+        only_ours = real(port, key)
+
+        async def blind(request: Any, handler: Any) -> Any:
+            headers = request.headers.copy()
+            headers.pop(header, None)
+            if value is not None:
+                headers[header] = value
+            return await only_ours(request.clone(headers=headers), handler)
+
+        return blind
+
+    return gate
+
+
+@mutant("r41-files-of-the-working-directory-are-run", "web", "strangers_visit", first=3)
+def _() -> Iterator[None]:
+    real = web.visitor_command
+
+    with instead(web, "visitor_command", lambda arguments: real(arguments).replace(" -P ", " ")):
         yield

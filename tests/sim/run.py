@@ -27,13 +27,16 @@ from kvbm_console.stream.ring import Ring
 from server.options import DaemonOptions
 from tests.sim import floods
 from tests.sim.disk import SimPath
-from tests.sim.faults import Faults, drawn
+from tests.sim.faults import Faults, drawn_features
 from tests.sim.load import ADDRESS, Actor, Debugger, Engine, Operator, Reader
 from tests.sim.machine import Life, Machine, machine
 from tests.sim.monitors import Monitors
 from tests.sim.mutants import Mutant
 from tests.sim.publishers import Streams, small_streams
+from tests.sim.scrapers import PLACE, UNREAD, Crowd, Scraper
+from tests.sim.shown import Names
 from tests.sim.taps import Taps, small_taps
+from tests.sim.visitors import WebConsole
 
 CALM_S: Final = 12.0
 """Two lease times and twice the time after which a rotation, a sealing or a part is tried again."""
@@ -44,6 +47,8 @@ KEEP_NS: Final = 1_800 * 10**9
 FOREIGN: Final = ("thesis.docx.tmp", "2024-holiday.mcap", "short.active", "000001-notes.mcap")
 """Files of somebody else in the directory of a recording."""
 BREAKPOINTS_MAX: Final = 12
+DESCRIPTORS_MAX: Final = 64
+"""Of a process where metrics are served; a daemon without clients has some ten."""
 """Instead of 256, so that a run reaches the bound."""
 
 PACKED_FROM_BYTES: Final = 12_000
@@ -108,6 +113,11 @@ class Simulation:
         self.records = dice.random() < 0.9
         if self.busy:
             made.step_s, made.answer_s = floods.STEP_S, floods.ANSWER_S
+        self.features = drawn_features(seed, kinds)
+        self.crowds = self.unread_ns = 0
+        self.names = Names(seed)
+        if "metrics" in self.features:
+            made.descriptors_max = DESCRIPTORS_MAX
         self.monitors = Monitors(self)
         self.world.trace("seed", seed)
         self.streams.begin()
@@ -124,8 +134,11 @@ class Simulation:
         self.taps.begin()
         if self.busy:
             self.actors.append(floods.Flood(self, 0))
-        more = (*self.streams.kinds, *self.taps.kinds, *(floods.FLOODS if self.busy else ()), *drawn(seed))
-        self.faults = Faults(self, kinds, more)
+        if "metrics" in self.features:
+            self.actors += [Scraper(self, n) for n in range(random.Random(f"{seed} scrapers").randrange(1, 4))]
+        if "web" in self.features:
+            self.actors.append(WebConsole(self, 0))
+        self.faults = Faults(self, kinds)
         self.world.after(SAMPLE_S, self._sample)
 
     def _write(self, directory: SimPath, name: str) -> None:
@@ -160,6 +173,8 @@ class Simulation:
         if self.embedded:
             engine = default_engine_config(self.workload, g1_blocks=96)
             more = {"workload": Multiturn(self.settings), "engine": engine, "speed": None if self.busy else 1.0}
+        if "metrics" in self.features:
+            more["metrics"] = "{}:{}".format(*PLACE)
         return DaemonOptions(
             config=self.config, listen=ADDRESS, record=self.first_directory if self.records else None,
             recording=self.recording, handle_signals=False, ring=Ring(events_max=self.ring_events),
@@ -219,6 +234,13 @@ class Simulation:
                 actor.begin()
 
         self.world.after(1.0, begin)
+
+    def crowd(self, manners: tuple[str, ...], count: int) -> None:
+        """So many connections to the page of metrics."""
+        self.crowds += 1
+        if manners == UNREAD:
+            self.unread_ns = self.world.now
+        Crowd(self, self.crowds, manners, count)
 
     def break_thread(self, name: str) -> None:
         """A bug of ours in a thread of the recorder: its next turn raises."""

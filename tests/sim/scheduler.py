@@ -182,14 +182,14 @@ class World:
 
     # --- time ---------------------------------------------------------------------------------------------------------
 
-    def monotonic_ns(self) -> int:
+    def monotonic_ns(self, look_ns: int = READ_NS) -> int:
         """As ``time.monotonic_ns``."""
-        self.now += READ_NS
+        self.now += look_ns
         return self.now
 
-    def wall_ns(self) -> int:
+    def wall_ns(self, look_ns: int = READ_NS) -> int:
         """As ``time.time_ns``."""
-        return self.monotonic_ns() + self.wall_offset
+        return self.monotonic_ns(look_ns) + self.wall_offset
 
     @property
     def seconds(self) -> float:
@@ -337,7 +337,10 @@ class World:
         timer = heapq.heappop(self._timers)[2]
         if not timer.cancelled:
             before, self.current = self.current, None
-            timer.action()
+            try:
+                timer.action()
+            except Exception as error:  # otherwise it would end whichever thread picks, and the run would stand still
+                self.fail(f"a timer ended: {type(error).__name__}: {error}")
             self.current = before
 
     def close(self) -> None:
@@ -492,11 +495,20 @@ def queue_module() -> Namespace:
     return Namespace(queue, {"SimpleQueue": SimpleQueue}, ("Empty",))
 
 
-def time_module(world: World, **other: Callable[[], int]) -> Namespace:
-    """``time``, with ``other`` clocks by their names. Work takes no processor time, but where those say so."""
+def time_module(world: World, look_ns: int = READ_NS, **other: Callable[[], int]) -> Namespace:
+    """``time``, with ``other`` clocks by their names. A look at the clock takes ``look_ns``. Work takes no processor
+    time, but where ``other`` clocks say so."""
+
+    def monotonic_ns() -> int:
+        return world.monotonic_ns(look_ns)
+
+    def wall_ns() -> int:
+        return world.wall_ns(look_ns)
+
     return Namespace(None, {
-        "monotonic_ns": world.monotonic_ns, "monotonic": lambda: world.monotonic_ns() / 1e9,
-        "perf_counter_ns": world.monotonic_ns, "perf_counter": lambda: world.monotonic_ns() / 1e9,
-        "time_ns": world.wall_ns, "time": lambda: world.wall_ns() / 1e9, "thread_time_ns": lambda: world.now // 1000,
-        "thread_time": lambda: world.now / 1e12, "sleep": world.pause, **other,
+        "monotonic_ns": monotonic_ns, "monotonic": lambda: monotonic_ns() / 1e9,
+        "perf_counter_ns": monotonic_ns, "perf_counter": lambda: monotonic_ns() / 1e9,
+        "time_ns": wall_ns, "time": lambda: wall_ns() / 1e9, "thread_time_ns": lambda: world.now // 1000,
+        "thread_time": lambda: world.now / 1e12, "process_time": lambda: world.now / 1e12, "sleep": world.pause,
+        **other,
     })

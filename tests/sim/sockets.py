@@ -28,6 +28,8 @@ EMPTY_MAX: Final = 2_000
 class Socket:
     """As ``socket.socket(AF_UNIX)``; all are made by ``Sockets``."""
 
+    waits = False
+
     def __init__(self, sockets: "Sockets", end: End | None = None) -> None:
         self._sockets = sockets
         self._path = ""

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.sim.faults import KINDS
+from tests.sim.faults import FEATURES, KINDS
 from tests.sim.machine import OUTSIDE, SEAMS
 from tests.sim.mutants import MUTANTS, Mutant
 from tests.sim.run import simulate
@@ -28,7 +28,6 @@ PER_TEST = 4
 UNUSED = {
     "kvbm_console.recording.playback": "of consoles that show a recording",
     "kvbm_console.debug.files": "files of breakpoints: only with serve --breakpoints",
-    "server.lints": "only with serve --metrics",
     "kvbm_console.tap.connector": "time: its clock is the name _now, which is in SEAMS",
     "kvbm_console.reporter.__main__": "subprocess for a daemon of its own: only with serve",
     "server.movers": "os for the process of an engine that moves its bytes: no simulated engine does",
@@ -88,6 +87,8 @@ def test_a_seed_is_one_run_whatever_the_hashes_of_this_process(tmp_path: Path) -
     pytest.param(mutant, id=mutant.name, marks=() if mutant.quick else pytest.mark.slow) for mutant in MUTANTS
 ])
 def test_a_defect_that_is_put_back_is_found(mutant: Mutant) -> None:
+    if not set(mutant.kinds).isdisjoint(FEATURES.get("web", ("strangers_visit",))):
+        pytest.importorskip("aiohttp")
     seen: list[str] = []
     for seed in range(mutant.first, mutant.first + mutant.within):
         result = simulate(seed, mutants=[mutant], kinds=mutant.kinds)
@@ -112,7 +113,7 @@ def outside_names(module: str) -> set[str]:
 
 
 def test_the_outside_comes_in_through_the_seams_alone() -> None:
-    rooms = ("kvbm_console/recording", "kvbm_console/stream", "kvbm_console/debug", "server")
+    rooms = ("kvbm_console/recording", "kvbm_console/stream", "kvbm_console/debug", "kvbm_console/metrics", "server")
     files = [path for room in rooms for path in (ROOT / room).glob("*.py")]
     files += [ROOT / "kvbm_console" / f"{name}.py" for name in ("service", "parts", "dispatch")]
     files += [ROOT / "kvbm_console" / "engines" / "kv_events" / f"{name}.py" for name in ("stream", "zmq_source")]

@@ -455,7 +455,7 @@ def _() -> Iterator[None]:
 # --- observers -------------------------------------------------------------------------------------------------------
 
 
-@mutant("calls-that-are-given-up-at-once-take-no-turns", "share", "callers_flood")
+@mutant("calls-that-are-given-up-at-once-take-no-turns", "share", "callers_flood", first=1)
 def _() -> Iterator[None]:
     with instead(daemon, "start_paced", lambda server: server.start()):
         yield
@@ -470,13 +470,13 @@ def _() -> Iterator[None]:
         yield
 
 
-@mutant("r25-flushes-to-many-readers-come-as-often", "share", "readers_flood")
+@mutant("r25-flushes-to-many-readers-come-as-often", "share", "readers_flood", first=1)
 def _() -> Iterator[None]:
     with instead(broadcast, "GAP_NS_PER_READER", 0):
         yield
 
 
-@mutant("r28-questions-wait-for-nothing", "share", "questions_flood")
+@mutant("r28-questions-wait-for-nothing", "share", "questions_flood", first=1)
 def _() -> Iterator[None]:
     async def turn(self: Lane, caller: str) -> None:
         return

@@ -79,9 +79,6 @@ class Simulation:
         self.dice = dice = random.Random(f"{seed} simulation")
         self.calm = False
         self.life: Life | None = None
-        self.frozen_until = 0
-        self.frozen_ns: list[tuple[int, int]] = []
-        """Times in which the daemon was frozen, dead or starting."""
         self._directories = 0
         self._armed: list[list[int]] = []
         self.directory: SimPath | None = None
@@ -126,7 +123,15 @@ class Simulation:
             self._write(first, name)
         self.first_directory = first
         self.start_daemon()
-        self.actors: list[Actor] = [Reader(self, n) for n in range(dice.randrange(1, 3))]
+        self.actors: list[Actor] = []
+        self._populate()
+        self.faults = Faults(self, kinds)
+        self.world.after(SAMPLE_S, self._sample)
+
+    def _populate(self) -> None:
+        """Begin the programs that use the daemon."""
+        seed, dice = self.seed, self.dice
+        self.actors += [Reader(self, n) for n in range(dice.randrange(1, 3))]
         self.actors += [Debugger(self, n) for n in range(dice.randrange(0, 3))]
         self.actors += [Engine(self, n) for n in range(0 if self.embedded else dice.randrange(1, 4))]
         if dice.random() < 0.4:
@@ -138,8 +143,6 @@ class Simulation:
             self.actors += [Scraper(self, n) for n in range(random.Random(f"{seed} scrapers").randrange(1, 4))]
         if "web" in self.features:
             self.actors.append(WebConsole(self, 0))
-        self.faults = Faults(self, kinds)
-        self.world.after(SAMPLE_S, self._sample)
 
     def _write(self, directory: SimPath, name: str) -> None:
         disk = self.machine.disk

@@ -51,7 +51,7 @@ def look(seeds: range) -> None:
 
 def some_digests() -> list[str]:
     """Of an embedded engine, and of some that feed: where a set of things without an order decides, runs differ."""
-    return [simulate(seed).digest for seed in (3, 7)] + [simulate(1, kinds=["client_killed"]).digest]
+    return [simulate(3).digest, simulate(1, kinds=["client_killed"]).digest]
 
 
 @pytest.mark.fault
@@ -75,7 +75,7 @@ def test_a_seed_is_one_run_whatever_the_hashes_of_this_process(tmp_path: Path) -
             [sys.executable, "-c", code], cwd=ROOT, env={**os.environ, "PYTHONHASHSEED": hashes},
             capture_output=True, text=True, check=True,
         ).stdout
-        for hashes in ("1", "2", "3")
+        for hashes in ("1", "2")
     }
     again = some_digests()
     assert said == {" ".join(again) + "\n"}

@@ -175,6 +175,10 @@ class Turn:
             self._lane.charge(took - self._charged_ns)
             self._role.count(self._caller, took - self._charged_ns)
 
+    async def again(self) -> "Turn":
+        """Wait for another turn of the same caller. Raises ``TooMany``."""
+        return await self._role.turn(self._caller)
+
     @contextlib.contextmanager
     def further(self) -> Iterator[None]:
         """Surrounds more work for the same question, and charges its time."""

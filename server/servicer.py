@@ -40,7 +40,7 @@ from .feeding import FeedMethod
 from .fleet import find, summary_of
 from .guard import Malformed, guarded, parse, refuse, require_text
 from .lints import LintWatch
-from .questions import CALL_NS, Questions, Turn
+from .questions import CALL_NS, Questions, TooMany, Turn
 from .recording import RecordingMethod, recorder_message
 
 FELL_BEHIND: Final = "fell_behind"
@@ -223,16 +223,16 @@ class ConsoleServicer:
                 context, grpc.StatusCode.RESOURCE_EXHAUSTED, f"there are {SUBSCRIBERS_MAX} subscribers, the most"
             )
         with turn.working():
-            woken = broadcaster.flush()
+            readers = broadcaster.flush()
             position, gap, snapshot = self._begin(request)
-        turn.charge(WRITE_NS * woken)
+        turn.charge(WRITE_NS * readers)
         subscriber = broadcaster.subscribe(position, request.encoding, request.client)
         try:
             if gap is not None:
                 await context.write(gap)
             if snapshot is not None:
                 turn.charge(CALL_NS * await self._write_snapshot(snapshot, context))
-            await self._follow(subscriber, turn if request.digests else None, context)
+            await self._follow(subscriber, turn, request.digests, context)
         finally:
             broadcaster.unsubscribe(subscriber)
 
@@ -254,20 +254,26 @@ class ConsoleServicer:
         snapshot = self._service.oldest_snapshot() if request.history else self._service.snapshot()
         return snapshot.seq, None, snapshot
 
-    async def _follow(self, subscriber: Subscriber, digests: Turn | None, context: Context) -> None:
-        """Send the stream. The work of digests in heartbeats is charged to ``digests``; None sends no digest."""
+    async def _follow(self, subscriber: Subscriber, turn: Turn, digests: bool, context: Context) -> None:
+        """Send the stream. The work of digests in heartbeats is charged, and a reader that fell behind waits for a turn
+        to get a snapshot, as a new subscriber does."""
         service = self._service
         while True:
             item = subscriber.read()
             if isinstance(item, Lost):
-                snapshot = service.go_on_from(subscriber.cursor)
+                try:
+                    again = await turn.again()
+                except TooMany as error:
+                    await refuse(context, grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
+                with again.working():
+                    snapshot = service.go_on_from(subscriber.cursor)
                 await context.write(frames.gap_frame(item.first, snapshot.seq - 1, FELL_BEHIND))
-                await self._write_snapshot(snapshot, context)
+                turn.charge(CALL_NS * await self._write_snapshot(snapshot, context))
             elif item is not None:
                 await context.write(item)
             if subscriber.beats:
                 subscriber.beats = 0
-                for frame in self._heartbeat(subscriber, digests):
+                for frame in self._heartbeat(subscriber, turn if digests else None):
                     await context.write(frame)
             if item is None and not service.ring.pending(subscriber.cursor):
                 if service.broadcaster.closing:

@@ -172,7 +172,7 @@ class Broadcaster:
     def flush(self) -> int:
         """Encode the pending events once, and hand them to the ring, to ``on_flush`` and to the waiting readers.
 
-        Returns the number of readers that it woke.
+        Returns the number of readers to whom it will be written: those that it woke, and those that read older chunks.
         """
         stimuli, events = self._stimuli, self._events
         if not stimuli and not events:
@@ -188,10 +188,11 @@ class Broadcaster:
         else:  # more events in one stimulus than the ring wants in one chunk
             for at in range(0, len(events), self._events_max):
                 self.ring.append(pack_events(events[at : at + self._events_max]))
-        woken = self._wake_readers(lag) if events else 0
+        if events:
+            self._wake_readers(lag)
         if self._on_flush is not None:
             self._on_flush(pack_stimuli(stimuli) if stimuli else None, event_chunk)
-        return woken
+        return self._readers if events else 0
 
     def _count_flush(self, stimuli: int) -> None:
         """Count a flush of ``stimuli`` and compute the earliest time of the next."""
@@ -202,13 +203,12 @@ class Broadcaster:
             earned_ns = self._earned_ns + max(self.gap_ns, self._floor_ns)
             self._floor_ns, self._earned_ns = GAP_NS_MIN, min(now_ns, max(earned_ns, now_ns - CREDIT_NS))
 
-    def _wake_readers(self, lag: int) -> int:
+    def _wake_readers(self, lag: int) -> None:
         woken, self.idle = self.idle, {}
         self._outstanding += len(woken)
         self._woken, self._readers = len(woken), len(woken) + lag
         for subscriber in woken:
             subscriber.wake(self.flushes)
-        return len(woken)
 
     # --- how long a fan-out takes ---
 

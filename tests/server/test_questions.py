@@ -12,8 +12,11 @@ import pytest
 from kvbm_console.client import Client
 from kvbm_console.core import stimuli as st
 from kvbm_console.core.config import BreakpointSpec
-from kvbm_console.core.ids import Authority, Tier
+from kvbm_console.core.ids import Authority, Note, Tier
+from kvbm_console.core.stimuli import NoteReported
 from kvbm_console.stream.broadcast import WRITE_NS
+from kvbm_console.stream.feed import SnapshotTaken
+from kvbm_console.stream.ring import Ring
 from kvbm_console.stream.verbs import Disarm, RenewLease, SetBreakpoint
 from server.daemon import RPC_NICE, thread_ids
 from server.questions import (
@@ -212,6 +215,43 @@ async def test_a_subscription_pays_for_the_readers_that_its_flush_wakes(monkeypa
         assert broadcaster.next_seq > broadcaster.ring.next_seq > published
         await anext(await stack.enter_async_context(client.subscribe()))
         assert 8 * WRITE_NS in charged
+
+
+@pytest.mark.asyncio
+async def test_a_reader_that_fell_behind_waits_for_a_turn_to_get_a_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader that is always too slow got a snapshot each time, and nobody paid for it."""
+    waits, may = asyncio.Event(), asyncio.Event()
+    real = Turn.again
+
+    async def again(turn: Turn) -> Turn:
+        waits.set()
+        await may.wait()
+        return await real(turn)
+
+    monkeypatch.setattr(Turn, "again", again)
+    async with daemon_at(ring=Ring(events_max=64)) as daemon, Client(daemon.address, name="slow") as client, \
+            client.subscribe() as stream:
+        first = await anext(stream)
+        assert isinstance(first, SnapshotTaken)
+        service = daemon.service
+        for _ in range(500):
+            service.submit(NoteReported, Note.ENGINE_SUMMARY, "more than the ring keeps")
+            service.broadcaster.flush()
+        await waits.wait()
+        spent = Role.count
+        counted = list[int]()
+        monkeypatch.setattr(Role, "count", lambda role, caller, took: (counted.append(took), spent(role, caller, took)))
+        may.set()
+        while not isinstance(await anext(stream), SnapshotTaken):
+            pass
+        assert stream.position > 400
+        await published_charge(counted)
+
+
+async def published_charge(counted: list[int]) -> None:
+    """Until the messages of the snapshot were charged."""
+    while not any(took >= CALL_NS for took in counted):  # noqa: ASYNC110  # nothing tells that a write has ended
+        await asyncio.sleep(0)
 
 
 @pytest.mark.skipif(not thread_ids(), reason="this system does not list threads")

@@ -219,7 +219,7 @@ class Faults:
     def _flood(self, kind: str) -> None:
         for actor in self.simulation.actors:
             if isinstance(actor, Flood):
-                actor.start(kind, self.dice.choice((2.5, 4.0)))
+                actor.start(kind, self.dice.choice((4.0, 5.5)))
     def silent_scrapers(self) -> None:
         self.simulation.crowd(SILENT, self.dice.choice((30, 100, 250)))
 

@@ -25,14 +25,16 @@ STEP_S: Final = 1e-3
 ANSWER_S: Final = 1e-3
 """Two steps fill a slice; ``status`` of a large cache takes about as long."""
 IN_FLIGHT: Final = 16
-READERS: Final = 80
+READERS: Final = 72
 CALLS_A_MS: Final = 2
 """Calls that begin and are given up at once."""
 ENGINE_SHARE: Final = 0.5
 """Without a flood it is 0.8 to 0.98 here, where an idle turn takes four times as long as a real one."""
-WINDOW_S: Final = 1.0
-"""The engine's share is judged over so long, and not in the first second: a flood begins with what its lanes have saved
-up."""
+WINDOW_S: Final = 0.5
+"""The engine's share is judged over so long each time."""
+WARM_S: Final = 2.5
+"""In the beginning of a flood it is not judged: a flood begins with what its lanes have saved up. With that it opens 72
+streams, and each stream writes the small chunks that the others' subscriptions flush."""
 VERB_S: Final = 0.3
 """A real daemon keeps 50 ms; a simulated turn and the network take four times as long as real ones."""
 
@@ -56,7 +58,9 @@ class Flood(Actor):
     def start(self, kind: str, seconds: float) -> None:
         """Flood for so long."""
         now = self.simulation.world.now
-        self.asks, self.since_ns, self.until_ns = kind, now, now + round(seconds * 1e9)
+        if self.floods != kind:
+            self.since_ns = now
+        self.asks, self.until_ns = kind, now + round(seconds * 1e9)
 
     @property
     def floods(self) -> str | None:
@@ -120,7 +124,7 @@ class FloodMonitor:
         """Look at the engine's share while an observer asks or reads and no request is held."""
         simulation = self.simulation
         floods = [actor for actor in simulation.actors if isinstance(actor, Flood) and actor.floods]
-        flooded = floods and simulation.world.now - floods[0].since_ns >= WINDOW_S * 1e9
+        flooded = floods and simulation.world.now - floods[0].since_ns >= WARM_S * 1e9
         stands = service.state.holds or service.state.pipeline_closed or service.recoveries
         if not flooded or stands or not self._alone or not simulation.embedded:
             self._share = None

@@ -470,7 +470,7 @@ def _() -> Iterator[None]:
         yield
 
 
-@mutant("r25-flushes-to-many-readers-come-as-often", "share", "readers_flood", first=1)
+@mutant("r25-flushes-to-many-readers-come-as-often", "share", "readers_flood", first=3)
 def _() -> Iterator[None]:
     with instead(broadcast, "GAP_NS_PER_READER", 0):
         yield

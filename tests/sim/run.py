@@ -109,6 +109,7 @@ class Simulation:
         made.sealing_s = self.sealing_s = dice.choice((0.0, 0.5, 2.0))
         self.records = dice.random() < 0.9
         if self.busy:
+            self.ring_events = 262_144  # a small ring has small chunks, and each costs every reader a write
             made.step_s, made.answer_s = floods.STEP_S, floods.ANSWER_S
         self.features = drawn_features(seed, kinds)
         self.crowds = self.unread_ns = 0

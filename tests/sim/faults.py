@@ -46,8 +46,7 @@ class Faults:
         kinds = sorted(self.dice.sample(GENERAL, self.dice.randrange(1, 5)))
         kinds += [*simulation.streams.kinds, *simulation.taps.kinds, *(FLOODS if simulation.busy else ())]
         kinds += [kind for feature in simulation.features for kind in FEATURES[feature]]
-        apart = [kind for kind, share in DRAWN_APART.items() if random.Random(f"{seed} {kind}").random() < share]
-        return kinds + apart
+        return kinds + apart(seed)
 
     def _plan(self) -> None:
         self.simulation.world.after(self.dice.expovariate(1 / GAP_S) + 0.3, self._happen)
@@ -155,6 +154,9 @@ class Faults:
     def keyframes_do_not_fit(self) -> None:
         self.simulation.limit_keyframes(self.dice.choice((2_000, 9_000)), self.dice.choice((2.0, 12.0)))
 
+    def segments_are_small(self) -> None:
+        """A person chose them when the daemon began, see ``run``."""
+
     # --- the network ---
 
     def connection_cut(self) -> None:
@@ -245,8 +247,13 @@ FEATURES: Final[dict[str, tuple[str, ...]]] = {
 }
 """A part of the world that takes part in some runs, and the faults that only it knows."""
 FEATURE_SHARE: Final = 0.3
-DRAWN_APART: Final = {"keyframes_do_not_fit": 0.06}
+DRAWN_APART: Final = {"keyframes_do_not_fit": 0.06, "segments_are_small": 0.06}
 """Faults that came later, and the share of the runs that have them. Drawn apart, they leave the other draws alone."""
+
+
+def apart(seed: int) -> list[str]:
+    """Those of ``DRAWN_APART`` that this seed has."""
+    return [kind for kind, share in DRAWN_APART.items() if random.Random(f"{seed} {kind}").random() < share]
 
 
 def drawn_features(seed: int, kinds: Sequence[str]) -> list[str]:
@@ -264,7 +271,7 @@ OWN_KINDS: Final[dict[str, Callable[[Faults], None]]] = {
         "connection_cut", "connection_half_open", "network_is_slow", "daemon_killed", "daemon_killed_at_the_disk",
         "power_fails", "power_fails_at_the_disk",
         "daemon_frozen", "client_killed", "client_frozen", "sealer_killed", "sealer_starved", "a_thread_dies",
-        "wall_clock_set", "keyframes_do_not_fit", *FLOODS,
+        "wall_clock_set", "keyframes_do_not_fit", "segments_are_small", *FLOODS,
         "silent_scrapers", "scrapers_never_read", "hostile_names", "strangers_visit",
     )
 }

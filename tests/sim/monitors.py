@@ -12,6 +12,7 @@ tests' ``Mirror``, and recordings are judged by ``recording.verify``: nothing of
 | heals | some time after the last fault the recorder is still not well, or has not caught up |
 | grows | events are lost behind a keyframe that does not fit, where the segment may grow without one |
 | keep | the directory is larger than ``--keep`` and no reason is told |
+| work | segments end with little but their first keyframe, so the whole state is exported again and again |
 | foreign | a file of somebody else was changed |
 | readers | received + lost is not what was published, or a mirror differs from the leader |
 | holds | a hold has no living owner, or lasts longer than it may |
@@ -66,6 +67,9 @@ if TYPE_CHECKING:
 KEEP_S: Final = 1.0
 """So long a directory may be above its bound before the recorder must say why, while the disk has faults and a moment
 behind them; at any other time it never is."""
+KEYFRAMES_SHARE: Final = 2.5
+EMPTY_SEGMENTS_MAX: Final = 3
+"""A full segment has four times the bytes of its first keyframe. What it took since the last look is not seen."""
 UNSAID_S: Final = 4.0
 """A recorder that is behind for so long is not well: the writer rests 50 ms, a sync takes a second."""
 HANG_TOLD_S: Final = 6.0
@@ -165,6 +169,9 @@ class Monitors:
         """Scraper to when it read its last page."""
         self._crowded_ns = 0
         """The last moment in which no descriptor was free for anyone."""
+        self._segment_seen: tuple[tuple[Any, int], int, int, int] | None = None
+        """The segment that was seen last, since when, its bytes and those of its first keyframe."""
+        self._empty_segments = 0
         self._frozen_ns = 0
         """Until then the daemon may not have caught up after a freeze."""
         self.floods = FloodMonitor(simulation)
@@ -340,6 +347,7 @@ class Monitors:
             return
         status = recorder.status()
         self._look_at_keyframes(recorder, status)
+        self._look_at_segments(recorder, status)
         head = recorder._head - 1
         if status.written_seq >= head or status.state != "recording":
             self._behind_ns = None
@@ -349,6 +357,23 @@ class Monitors:
             self.violated(
                 "said", f"the recorder says {status.state!r} and has written {status.written_seq} of {head} events"
             )
+
+    def _look_at_segments(self, recorder: Any, status: Any) -> None:
+        """A segment that ends was full: mostly with events, and not with its first keyframe alone."""
+        simulation, last = self.simulation, self._segment_seen
+        segment = recorder, status.segment
+        if last is None or last[0] != segment:
+            harmless = set(simulation.faults.happened) <= {"client_killed", "client_frozen", "segments_are_small"}
+            if last is not None and last[0][0] is recorder and harmless:
+                _, since, size, first = last
+                asked = any(actor.kind == "operator" for actor in simulation.actors)
+                young = self.world.now - since < simulation.recording.segment_ns
+                self._empty_segments += young and not asked and size < KEYFRAMES_SHARE * first
+            if self._empty_segments > EMPTY_SEGMENTS_MAX:
+                self.violated("work", f"{self._empty_segments} segments ended with little but their first keyframe")
+            self._segment_seen = segment, self.world.now, status.bytes, recorder._first_bytes
+        else:
+            self._segment_seen = segment, last[1], status.bytes, recorder._first_bytes
 
     def _look_at_keyframes(self, recorder: Any, status: Any) -> None:
         """Nothing that happened in this run makes a recorder lose events, but that keyframes are too large."""

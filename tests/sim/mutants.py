@@ -134,6 +134,12 @@ def _() -> Iterator[None]:
         yield
 
 
+@mutant("r70-a-segment-below-its-keyframe-ends-with-every-flush", "work", "segments_are_small", first=3)
+def _() -> Iterator[None]:
+    with instead(writer.Recorder, "_segment_limit", property(lambda self: self._segment_bytes)):
+        yield
+
+
 @mutant("a-sealing-outlives-its-recorder", "keep", "", first=1944, within=1)
 def _() -> Iterator[None]:
     with instead(seal, "orphaned", lambda parent: seal.never):

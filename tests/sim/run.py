@@ -27,7 +27,7 @@ from kvbm_console.stream.ring import Ring
 from server.options import DaemonOptions
 from tests.sim import floods
 from tests.sim.disk import SimPath
-from tests.sim.faults import Faults, drawn_features
+from tests.sim.faults import Faults, apart, drawn_features
 from tests.sim.load import ADDRESS, Actor, Debugger, Engine, Operator, Reader
 from tests.sim.machine import Life, Machine, machine
 from tests.sim.monitors import Monitors
@@ -42,6 +42,8 @@ CALM_S: Final = 12.0
 """Two lease times and twice the time after which a rotation, a sealing or a part is tried again."""
 SAMPLE_S: Final = 0.05
 """How often monitors look."""
+SMALL_SEGMENT_BYTES: Final = 2_000
+"""Less than a keyframe."""
 KEEP_NS: Final = 1_800 * 10**9
 """No segment of a run gets as old. The wall clock is set by twice as much."""
 FOREIGN: Final = ("thesis.docx.tmp", "2024-holiday.mcap", "short.active", "000001-notes.mcap")
@@ -98,6 +100,8 @@ class Simulation:
             self.workload, g2_blocks=dice.choice((64, 128)), g3_blocks=dice.choice((0, 128)),
         )
         segment = dice.choice((25_000, 40_000, 200_000))
+        if "segments_are_small" in (kinds or apart(seed)):
+            segment = SMALL_SEGMENT_BYTES
         self.keep = dice.choice((None, max(200_000, 4 * segment)))
         by_age = self.keep is None and random.Random(f"{seed} age").random() < 0.5
         self.recording = RecordingOptions(
@@ -327,7 +331,7 @@ class Simulation:
 def small_bounds() -> Iterator[None]:
     """Limits that a run reaches."""
     with (
-        mock.patch.object(recording_options, "SEGMENT_BYTES_MIN", 10_000),
+        mock.patch.object(recording_options, "SEGMENT_BYTES_MIN", SMALL_SEGMENT_BYTES),
         mock.patch.object(sessions, "BREAKPOINTS_MAX", BREAKPOINTS_MAX),
         mock.patch.object(fmt, "PACKED_FROM_BYTES", PACKED_FROM_BYTES),
         mock.patch.object(fmt, "PART_BYTES", PART_BYTES),

@@ -555,7 +555,8 @@ def _() -> Iterator[None]:
         yield
 
 
-@mutant("connections-without-a-handshake-count-as-lost", "streams", "publisher_is_proxied", first=15, within=2)
+@mutant("connections-without-a-handshake-count-as-lost", "streams", "publisher_is_proxied", first=15, within=2,
+        quick=False)
 def _() -> Iterator[None]:
     def follow(self: zmq_source.ZmqSource, event: int) -> None:
         self.status.disconnects += event == zmq_source.zmq.EVENT_DISCONNECTED
@@ -566,13 +567,13 @@ def _() -> Iterator[None]:
 
 
 @mutant("a-machine-that-is-gone-is-never-noticed", "streams", "stream_half_open publisher_loses_power",
-        first=20, within=2)
+        first=20, within=2, quick=False)
 def _() -> Iterator[None]:
     with instead(zmq_source, "KEEPALIVE_IDLE_S", 7_200):
         yield
 
 
-@mutant("blocks-of-a-publishers-former-life-stay", "streams", "publisher_killed", first=7, within=2)
+@mutant("blocks-of-a-publishers-former-life-stay", "streams", "publisher_killed", first=7, within=2, quick=False)
 def _() -> Iterator[None]:
     def restart(self: stream.EventStream) -> None:
         self.counts.restarts += 1
@@ -583,13 +584,13 @@ def _() -> Iterator[None]:
         yield
 
 
-@mutant("a-loss-of-messages-is-not-told", "streams", "stream_cut publisher_frozen", first=7, within=2)
+@mutant("a-loss-of-messages-is-not-told", "streams", "stream_cut publisher_frozen", first=7, within=2, quick=False)
 def _() -> Iterator[None]:
     with instead(stream.EventStream, "_gap", lambda self, first, last: None):
         yield
 
 
-@mutant("a-replay-brings-messages-twice", "streams", "stream_cut daemon_killed", first=12, within=2)
+@mutant("a-replay-brings-messages-twice", "streams", "stream_cut daemon_killed", first=12, within=2, quick=False)
 def _() -> Iterator[None]:
     real = stream.EventStream.accept
 
@@ -644,7 +645,7 @@ def _() -> Iterator[None]:
         yield
 
 
-@mutant("answers-that-nobody-reads-take-all-room", "metrics", "scrapers_never_read", first=1)
+@mutant("answers-that-nobody-reads-take-all-room", "metrics", "scrapers_never_read", first=1, quick=False)
 def _() -> Iterator[None]:
     with instead(MetricsServer, "_close_oldest", _close_oldest_silent):
         yield
@@ -660,7 +661,8 @@ def _close_oldest_silent(self: MetricsServer) -> bool:
     return True
 
 
-@mutant("a-port-without-descriptors-never-accepts-again", "metrics", "silent_scrapers no_descriptors", first=3)
+@mutant("a-port-without-descriptors-never-accepts-again", "metrics", "silent_scrapers no_descriptors", first=3,
+        quick=False)
 def _() -> Iterator[None]:
     with instead(http, "ACCEPT_RETRY_S", 3_600.0):
         yield

@@ -20,8 +20,8 @@ NAME_BYTES_MAX: Final = REQUEST_ID_BYTES_MAX
 """Names of clients and engines, and request ids in questions."""
 SUBSCRIBERS_MAX: Final = 128
 """Each costs about 20 us a flush and up to 8 MiB in the transport's buffers."""
-STREAMS_MAX: Final = 160
-"""Calls of one connection at once: all subscribers through one proxy, and some questions."""
+STREAMS_MAX: Final = 256
+"""Calls of one connection at once: all subscribers through one proxy, and as many questions."""
 TOKEN_KEY: Final = "authorization"
 TOKEN_SCHEME: Final = "Bearer "
 """How a token is shown, as a pair of the call's metadata."""

@@ -330,7 +330,7 @@ def _() -> Iterator[None]:
         yield
 
 
-@mutant("the-name-of-a-new-directory-is-not-synced", "acknowledged", "power_fails", first=16, within=1)
+@mutant("the-name-of-a-new-directory-is-not-synced", "acknowledged", "power_fails", first=16, within=1, quick=False)
 def _() -> Iterator[None]:
     with instead(files, "sync_directory", lambda directory: None):
         yield
@@ -476,7 +476,7 @@ def _() -> Iterator[None]:
         yield
 
 
-@mutant("r25-flushes-to-many-readers-come-as-often", "share", "readers_flood", first=3)
+@mutant("r25-flushes-to-many-readers-come-as-often", "share", "readers_flood", first=3, quick=False)
 def _() -> Iterator[None]:
     with instead(broadcast, "GAP_NS_PER_READER", 0):
         yield
@@ -693,7 +693,7 @@ def _() -> Iterator[None]:
         yield
 
 
-@mutant("r40-exports-have-names-as-they-are", "shown", "hostile_names", first=3)
+@mutant("r40-exports-have-names-as-they-are", "shown", "hostile_names", first=3, quick=False)
 def _() -> Iterator[None]:
     def raw(document: Any) -> str:
         return msgspec.json.encode(document).decode()
@@ -717,7 +717,7 @@ def _() -> Iterator[None]:
         yield
 
 
-@mutant("r41-other-hosts-are-let-in", "web", "strangers_visit", first=3)
+@mutant("r41-other-hosts-are-let-in", "web", "strangers_visit", first=3, quick=False)
 def _() -> Iterator[None]:
     with instead(web, "gate", _without("Host", "localhost:8000")):
         yield
@@ -742,7 +742,7 @@ def _without(header: str, value: str | None) -> Any:
     return gate
 
 
-@mutant("r41-files-of-the-working-directory-are-run", "web", "strangers_visit", first=3)
+@mutant("r41-files-of-the-working-directory-are-run", "web", "strangers_visit", first=3, quick=False)
 def _() -> Iterator[None]:
     real = web.visitor_command
 

@@ -231,7 +231,7 @@ class ConsoleServicer:
             if gap is not None:
                 await context.write(gap)
             if snapshot is not None:
-                turn.charge(CALL_NS * await self._write_snapshot(snapshot, context))
+                await self._write_snapshot(snapshot, turn, context)
             await self._follow(subscriber, turn, request.digests, context)
         finally:
             broadcaster.unsubscribe(subscriber)
@@ -268,7 +268,7 @@ class ConsoleServicer:
                 with again.working():
                     snapshot = service.go_on_from(subscriber.cursor)
                 await context.write(frames.gap_frame(item.first, snapshot.seq - 1, FELL_BEHIND))
-                turn.charge(CALL_NS * await self._write_snapshot(snapshot, context))
+                await self._write_snapshot(snapshot, turn, context)
             elif item is not None:
                 await context.write(item)
             if subscriber.beats:
@@ -281,8 +281,8 @@ class ConsoleServicer:
                     return
                 await subscriber.wait()
 
-    async def _write_snapshot(self, snapshot: Snapshot, context: Context) -> int:
-        """Write a snapshot; the number of messages that it took."""
+    async def _write_snapshot(self, snapshot: Snapshot, turn: Turn, context: Context) -> None:
+        """Write a snapshot, and charge its messages."""
         parts: Iterator[bytes] = frames.snapshot_frames(
             snapshot.seq, snapshot.at_ns, self._service.incarnation, snapshot.facts, snapshot.digest
         )
@@ -290,7 +290,7 @@ class ConsoleServicer:
         for part in parts:
             await context.write(part)
             written += 1
-        return written
+        turn.charge(CALL_NS * written)
 
     def _heartbeat(self, subscriber: Subscriber, digests: Turn | None) -> list[bytes]:
         """The heartbeat. A heartbeat with a digest stands directly behind the last event that the digest covers.

@@ -100,7 +100,7 @@ class Disk:
         self.open_error: int | None = None
         self.unlink_error: int | None = None
         self.no_descriptor: Callable[[], bool] = lambda: False
-        """Whether the running process may have no further one."""
+        """True if the running process may have no further one."""
         self.lying = False
         """Syncs answer that all is well and do nothing."""
         self.ever_lied = False

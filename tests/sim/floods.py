@@ -40,7 +40,7 @@ VERB_S: Final = 0.3
 
 
 def drawn(seed: int, kinds: Sequence[str]) -> bool:
-    """Whether work takes time in this run."""
+    """True if work takes time in this run."""
     return bool(set(FLOODS) & set(kinds)) if kinds else random.Random(f"{seed} floods").random() < 0.08
 
 

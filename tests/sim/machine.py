@@ -79,7 +79,7 @@ SEAMS: Final[dict[str, tuple[str, ...]]] = {
 """Module to its global names that stand for something simulated during a run. What stands for a name in one module
 alone is in ``names`` under the name of both."""
 TAPS_ADDRESS: Final = "127.0.0.1:7400"
-"""Where a tap finds the daemon that starts its reporter itself."""
+"""The address at which a tap that starts its reporter itself finds the daemon."""
 OUTSIDE: Final = frozenset({
     "os", "fcntl", "shutil", "mmap", "queue", "subprocess", "threading", "time", "secrets", "socket", "signal",
     "random", "tempfile", "select", "resource",
@@ -128,7 +128,7 @@ class Machine:
         return self.disk.descriptors(process) + self.tcp.of(process) + calls
 
     def no_descriptor(self) -> bool:
-        """Whether the running process has reached its limit."""
+        """True if the running process has reached its limit."""
         limit = self.descriptors_max
         return limit is not None and self.descriptors(self.world.process) >= limit
 

@@ -91,7 +91,7 @@ class Publisher:
         self.begin()
 
     def address(self) -> Address:
-        """What the daemon is given."""
+        """The address that the daemon is given."""
         return Address(endpoint=self.endpoint, replay=self.replay, topic="" if self.bound else self.topic,
                        bind=self.bound)
 
@@ -291,7 +291,7 @@ class Streams:
         self.index[xxhash.xxh3_64_intdigest(payload)] = publisher, life, seq
 
     def addresses(self) -> tuple[Address, ...]:
-        """What the daemon follows."""
+        """The addresses that the daemon follows, each once."""
         return tuple(dict.fromkeys(publisher.address() for publisher in self.all))
 
     def one(self) -> Publisher:

@@ -86,12 +86,12 @@ class Socket:
 
     @property
     def readable(self) -> bool:
-        """Whether ``recv`` has an answer."""
+        """True if ``recv`` has an answer."""
         return bool(self._left) or (self.end is not None and self.end.readable)
 
     @property
     def writable(self) -> bool:
-        """Whether ``send`` takes something."""
+        """True if ``send`` takes something."""
         return self.end is not None and (self.end.room or self._over())
 
     def _over(self) -> bool:
@@ -251,7 +251,7 @@ class Sockets:
         self.reporters = 0
         self.children: list[ReporterProcess] = []
         self.taps = False
-        """Whether the daemon's socket for taps takes connections. Without it the task that listens there ends, as it
+        """True if the daemon's socket for taps takes connections. Without it the task that listens there ends, as it
         did before there were taps here: runs without taps are what they were."""
         self.empty = 0
         """Looks in a row that found nothing and did not wait."""

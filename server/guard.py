@@ -18,7 +18,7 @@ from kvbm_console.wire.protocol import CONTROL_MESSAGE_BYTES_MAX, MESSAGE_BYTES_
 from kvbm_console.wire.v1 import console_pb2 as pb
 
 from .access import AccessRules, Context, WrongToken
-from .questions import Questions, Role, TooMany, Turn
+from .questions import Questions, TooMany, Turn
 
 END: Final[Any] = grpc.aio.EOF  # type: ignore[attr-defined]
 """The answer of ``context.read`` when the caller has closed its side."""
@@ -44,18 +44,18 @@ async def refuse(context: Context, code: grpc.StatusCode, sentence: str) -> NoRe
 async def admit(method: str, context: Context, access: AccessRules, questions: Questions) -> Turn | None:
     """Refuse a caller whose role does not suffice, and every caller where the contract declares no role.
 
-    Questions and refusals wait for their turn, which is returned; verbs and feeds have none.
+    Questions and refusals wait for their turn, which is returned; verbs and feeds have none. Raises ``TooMany``.
     """
     needed = ROLE_OF.get(method, 0)
     try:
         granted = access.role_of(context)
     except WrongToken:
-        await _turn(questions.observers, context)
+        await questions.observers.turn(caller_of(context))
         await refuse(context, grpc.StatusCode.PERMISSION_DENIED, "the token is not that of this daemon")
     refused = needed == 0 or granted < needed
     turn = None
     if refused or needed == int(pb.ROLE_OBSERVE):
-        turn = await _turn(questions.of(granted), context)
+        turn = await questions.of(granted).turn(caller_of(context))
     if refused:
         name = ROLE_NAMES.get(needed)
         sentence = f"{method} needs the role {name}" if name else f"{method} declares no role and is closed"
@@ -72,13 +72,6 @@ def caller_of(context: Context) -> str:
     metadata: Any = context.invocation_metadata() or ()
     agent = next((str(value) for key, value in metadata if key == "user-agent"), "")
     return f"{peer} {agent[:NAME_BYTES_MAX]}"
-
-
-async def _turn(role: Role, context: Context) -> Turn:
-    try:
-        return await role.turn(caller_of(context))
-    except TooMany as error:
-        await refuse(context, grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
 
 
 def parse(method: str, kind: type[Message], data: bytes) -> Any:
@@ -108,8 +101,8 @@ def guarded(
     """
 
     async def behind_the_door(request: Any, context: Context) -> Any:
-        turn = await admit(method, context, access, questions)
         try:
+            turn = await admit(method, context, access, questions)
             if turn is None:
                 return await handle(request, context)
             if method not in ANSWERED_AT_ONCE:
@@ -120,6 +113,8 @@ def guarded(
             await refuse(context, grpc.StatusCode.INVALID_ARGUMENT, str(error))
         except Refused as error:
             await refuse(context, grpc.StatusCode.FAILED_PRECONDITION, str(error))
+        except TooMany as error:
+            await refuse(context, grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
         except (grpc.aio.AbortError, grpc.aio.InternalError):
             raise  # InternalError: a write to a caller that has just left, which gRPC handles
         except Exception:  # the edge of the process: the error goes to the log, not to the caller

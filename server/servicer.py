@@ -40,7 +40,7 @@ from .feeding import FeedMethod
 from .fleet import find, summary_of
 from .guard import Malformed, guarded, parse, refuse, require_text
 from .lints import LintWatch
-from .questions import CALL_NS, Questions, TooMany, Turn
+from .questions import CALL_NS, Questions, Turn
 from .recording import RecordingMethod, recorder_message
 
 FELL_BEHIND: Final = "fell_behind"
@@ -261,11 +261,7 @@ class ConsoleServicer:
         while True:
             item = subscriber.read()
             if isinstance(item, Lost):
-                try:
-                    again = await turn.again()
-                except TooMany as error:
-                    await refuse(context, grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
-                with again.working():
+                with (await turn.again()).working():
                     snapshot = service.go_on_from(subscriber.cursor)
                 await context.write(frames.gap_frame(item.first, snapshot.seq - 1, FELL_BEHIND))
                 await self._write_snapshot(snapshot, turn, context)

@@ -14,10 +14,12 @@ import logging
 from collections.abc import Callable, Coroutine, Generator
 from typing import Any, Final
 
-from .questions import CALL_NS, Lane
+from .questions import Lane
 
 SAVED: Final = 200
 """Calls that may begin at once, for example all subscriptions through a proxy."""
+BEGIN_NS: Final = 300_000
+"""Cost of a call that begins and is given up."""
 ACCEPTING: Final = "_server_main_loop"
 """The name of the library's coroutine that asks for the next call."""
 
@@ -70,7 +72,7 @@ class Paced(Coroutine[Any, Any, Any]):
 async def start_paced(server: Any, lane: Lane | None = None) -> None:
     """Start the RPC server, with turns in ``lane`` for the calls that come."""
     loop = asyncio.get_running_loop()
-    lane, paced = lane or Lane(savings_ns=SAVED * CALL_NS), False
+    lane, paced = lane or Lane(savings_ns=SAVED * BEGIN_NS, expected_ns=BEGIN_NS), False
 
     def make(loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any) -> asyncio.Task[Any]:
         nonlocal paced

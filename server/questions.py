@@ -38,12 +38,15 @@ CALLER_NS: Final = 50_000_000
 CALLER_SHARE: Final = 200
 """Share of the wall's time by which that work is forgotten, 0.5 %: a caller that asks once a second stays below."""
 ASKED_NS: Final = 20_000_000
-"""The kernel takes 3 to 110 us to tell how long a thread waited."""
+"""The system is asked at most once in this time how long the thread waited."""
+ASKING_SHARE: Final = 512
+"""Asking takes at most this part of the thread's time. The answer takes 3 to 110 us, but meanwhile another thread may
+take the interpreter's lock, and keep it for milliseconds."""
 CALLERS_MAX: Final = 1_024
 """Callers whose questions are remembered. Beyond it, the caller that asked longest ago is forgotten."""
-CALL_NS: Final = 300_000
-"""Cost of a call in the RPC library beside our own work: 0.25 to 0.35 ms of the daemon's processor, measured with
-``Hello``; up to 1 ms on a slow machine whose caches the engine fills meanwhile."""
+CALL_NS: Final = 600_000
+"""Cost of a call beside our own work, in the RPC library and in turns of the loop, of which a call needs 20 to 30:
+0.3 ms on an idle loop, 0.6 to 1 ms beside an engine that fills the caches meanwhile."""
 WAITING_MAX: Final = 512
 """Questions that wait in a lane: those take some ten seconds."""
 CALLER_WAITING_MAX: Final = 128
@@ -64,18 +67,21 @@ def waited_ns() -> int:
 class OwnTime:
     """Monotonic nanoseconds of the calling thread without the time in which it waited for a processor.
 
-    The system is asked at most once in ``ASKED_NS``.
+    What the thread has waited since the system was last asked is not subtracted yet.
     """
 
     def __init__(self) -> None:
-        self._asked_ns = time.monotonic_ns()
+        self._ask(time.monotonic_ns())
+
+    def _ask(self, now_ns: int) -> None:
         self._waited_ns = waited_ns()
+        took_ns = time.monotonic_ns() - now_ns
+        self._ask_at_ns = now_ns + max(ASKED_NS, ASKING_SHARE * took_ns)
 
     def __call__(self) -> int:
         now_ns = time.monotonic_ns()
-        if now_ns - self._asked_ns >= ASKED_NS:
-            self._asked_ns = now_ns
-            self._waited_ns = waited_ns()
+        if now_ns >= self._ask_at_ns:
+            self._ask(now_ns)
         return now_ns - self._waited_ns
 
 
@@ -86,11 +92,13 @@ class TooMany(Exception):
 class Lane:
     """Questions that wait together. ``clock`` is nanoseconds of the time that is shared."""
 
-    def __init__(self, clock: Callable[[], int] | None = None, *, savings_ns: int = SAVINGS_NS) -> None:
+    def __init__(
+        self, clock: Callable[[], int] | None = None, *, savings_ns: int = SAVINGS_NS, expected_ns: int = CALL_NS,
+    ) -> None:
         clock = clock or OwnTime()
         self.refused = 0
         """Questions that were refused."""
-        self.expected_ns = CALL_NS
+        self.expected_ns = expected_ns
         """Average time of the last questions. It is charged in advance and corrected when the answer is there."""
         self._clock = clock
         self._savings_ns = self._savings_ns_max = savings_ns

@@ -20,6 +20,7 @@ from kvbm_console.stream.ring import Ring
 from kvbm_console.stream.verbs import Disarm, RenewLease, SetBreakpoint
 from server.daemon import RPC_NICE, thread_ids
 from server.questions import (
+    ASKING_SHARE,
     CALL_NS,
     CALLER_NS,
     CALLER_WAITING_MAX,
@@ -188,6 +189,24 @@ def test_time_in_which_the_thread_waits_for_a_processor_earns_nothing(monkeypatc
     assert not lane.has_savings
     wall_ns, waited_ns = 1_700_000_000, 900_000_000
     assert lane.has_savings
+
+
+def test_to_ask_how_long_the_thread_waited_takes_little_of_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside other threads of a daemon an answer took 2 ms. Fifty a second cost an engine a tenth of its time."""
+    wall_ns, asked = 0, 0
+
+    def slow() -> int:
+        nonlocal wall_ns, asked
+        wall_ns, asked = wall_ns + 2_000_000, asked + 1
+        return 0
+
+    monkeypatch.setattr("server.questions.time", SimpleNamespace(monotonic_ns=lambda: wall_ns))
+    monkeypatch.setattr("server.questions.waited_ns", slow)
+    own = OwnTime()
+    while wall_ns < 60_000_000_000:
+        wall_ns += 1_000_000
+        own()
+    assert 50 <= asked <= 2 + wall_ns // ASKING_SHARE // 2_000_000
 
 
 def test_a_thread_that_waits_is_told_so() -> None:

@@ -74,7 +74,7 @@ segment that is left active is whole, and the summary names it."""
 STUCK_DISK_S: Final = 0.5
 """Sealing asks whether to give up at each frame; a disk that takes longer for a frame is not waited for."""
 RPC_NICE: Final = 5
-"""Priority of the RPC library's threads: 0 is that of the loop's thread, 19 the lowest."""
+"""The priority of the RPC library's threads is so much lower than that of the loop's thread."""
 M_MMAP_THRESHOLD: Final = -3
 """The parameter of glibc's ``mallopt``."""
 MAPPED_BYTES: Final = 1 << 20
@@ -536,9 +536,10 @@ def give_way(threads: set[int]) -> None:
     by waking these threads on its core. With this priority it takes 3 to 4 %, and renewals of leases keep their p99.
     At 10 it takes 1 %, and renewals take up to 250 ms.
     """
+    mine = os.getpriority(os.PRIO_PROCESS, 0)
     for thread in threads:
         with contextlib.suppress(OSError):  # it has ended
-            os.setpriority(os.PRIO_PROCESS, thread, RPC_NICE)
+            os.setpriority(os.PRIO_PROCESS, thread, mine + RPC_NICE)
 
 
 async def run_daemon(options: DaemonOptions, *, on_ready: Callable[[Daemon], None] | None = None) -> Summary:

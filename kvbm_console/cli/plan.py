@@ -73,7 +73,8 @@ def plan(
         found = make(options, goal, check=checked, workers=workers, progress=progress)
     print_result(form, found, lambda: _lines(found))
     if plot is not None:
-        rows = [("today", found.today), *((row.flags, row) for row in found.changes)]
+        rows = [("today", found.today), *([("budget", found.budget)] if found.budget is not None else []),
+                *((row.flags, row) for row in found.changes)]
         draw_curve(plot, found.trace, [(point.blocks, point.hit_rate) for point in found.curve], [
             (label, sum(row.blocks), row.hit_rate.value) for label, row in rows
         ], options.block_bytes)
@@ -126,15 +127,12 @@ def _lines(plan: "MachinePlan") -> list[str]:
     from kvbm_console.planning.plan import CLIFF
 
     half = f"of {number(plan.judged)} of them, with tiers that the earlier ones warmed"
-    today, cliff = plan.today, ", on a cliff,"
-    device, host, disk = today.blocks
     rows = [
         ("workload", f"{plan.trace}{f' ({plan.note})' if plan.note else ''}"),
         ("requests", f"{number(plan.requests)}; the figures are {half}"),
-        ("today", f"{_share(today.hit_rate)}{cliff if today.cliff else ''} of the prompt blocks found, "
-                  f"ttft mean {today.ttft_ms:,.1f} ms, p{plan.percent} {today.ttft_limit_ms:,.1f} ms, with "
-                  f"{number(device)} device, {number(host)} host and {number(disk)} disk blocks of "
-                  f"{number(plan.block_bytes)} bytes"),
+        ("today", _machine_line(plan.today, plan)),
+        *([("budget", f"{_machine_line(plan.budget, plan)}; the changes below are changes of this machine")]
+          if plan.budget is not None else []),
         ("memory", f"an LRU cache without end has {100 * plan.most:.1f} %; from {number(plan.enough_blocks)} blocks "
                    f"({_size(plan.enough_blocks * plan.block_bytes)}) in all tiers on, more memory pays nothing"),
     ]
@@ -148,7 +146,7 @@ def _lines(plan: "MachinePlan") -> list[str]:
         for cells, row in zip(shown, [*plan.changes, *([plan.together] if plan.together else [])], strict=True):
             cells.append("" if row.happened is None else f"{100 * row.happened:.1f} %")
     lines += ["", *table(headings, shown, right=(1, 2, 3, 4, 5, 6))]
-    if any(row.cliff for row in (today, *plan.changes, *plan.answers)):
+    if any(row.cliff for row in (plan.today, *plan.changes, *plan.answers)):
         lines += ["", f"cliff: the working set just fits, so a quarter more or less of it changes the hit rate by "
                       f"{100 * CLIFF:.0f} points or more"]
     if plan.answer:
@@ -160,6 +158,15 @@ def _lines(plan: "MachinePlan") -> list[str]:
         within = f"{plan.promises - plan.broken} of {plan.promises} promises are within their error"
         lines += ["", f"promised and happened differ by at most {100 * plan.checked:.1f} points; {within}"]
     return lines
+
+
+def _machine_line(row: "ChangeRow", plan: "MachinePlan") -> str:
+    device, host, disk = row.blocks
+    return (
+        f"{_share(row.hit_rate)}{', on a cliff,' if row.cliff else ''} of the prompt blocks found, ttft mean "
+        f"{row.ttft_ms:,.1f} ms, p{plan.percent} {row.ttft_limit_ms:,.1f} ms, with {number(device)} device, "
+        f"{number(host)} host and {number(disk)} disk blocks of {number(plan.block_bytes)} bytes"
+    )
 
 
 def _row(row: "ChangeRow") -> list[str]:

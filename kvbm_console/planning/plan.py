@@ -154,7 +154,8 @@ class MachinePlan(msgspec.Struct, frozen=True):
     block_bytes: int
     today: ChangeRow
     changes: list[ChangeRow]
-    """A row for each change, the one with the largest gain of hit rate first."""
+    """A row for each change of today's machine, or of the one with the budget. The largest gain of hit rate comes
+    first."""
     together: ChangeRow | None
     """All changes without memory that surely gain, run together."""
     most: float
@@ -172,6 +173,8 @@ class MachinePlan(msgspec.Struct, frozen=True):
     """With ``check``: hit rates that were promised."""
     broken: int = 0
     """Of these, what happened was not within the error."""
+    budget: ChangeRow | None = None
+    """The machine with all of the budget as a change of today's, None if that is today's."""
 
 
 # --- runs ---
@@ -368,21 +371,32 @@ def plan(
     base = _within(options, goal.budget)
     changes = [Change("", base, memory=False), *changes_of(base)]
     if goal.budget is not None:
-        changes = [change for change in changes if not change.memory or _fits(change.options, goal.budget)]
-    runs = run_all(run_one, [change.options for change in changes], workers=workers, progress=progress)
-    judge = RunJudge(base, runs[0], goal, check=check)
-    curve = judge.curve = lru_curves(base, judge.requests // 2 if check else judge.requests)
+        changes = [change for change in changes if not change.memory or _fits(change.options, base)]
+    asked = [change.options for change in changes]
+    if base != options:
+        asked.insert(0, options)
+    runs = run_all(run_one, asked, workers=workers, progress=progress)
+    judge = RunJudge(options, runs[0], goal, check=check)
+    curve = lru_curves(base, judge.requests // 2 if check else judge.requests)
+    judge.curve = curve
+    today, budget = judge.row(Change("", options, memory=False), runs[0]), None
+    if base != options:
+        spend = with_fields(options, memory=True, **{field: getattr(base, field) for field in TIERS.values()
+                                                     if getattr(base, field) != getattr(options, field)})
+        budget, runs = judge.row(spend, runs[1]), runs[1:]
+        judge = RunJudge(base, runs[0], goal, check=check)
+        judge.curve = curve
     rows = [judge.row(change, run) for change, run in zip(changes, runs, strict=True)]
-    today, found = rows[0], sorted(rows[1:], key=lambda row: (-row.points.value, row.ttft_ms))
+    whole, found = rows[0], sorted(rows[1:], key=lambda row: (-row.points.value, row.ttft_ms))
     together = _together(base, changes[1:], rows[1:], judge)
-    answers, answer = _answer(base, goal, judge, [today, *found, *([together] if together else [])], curve)
-    tried = [row for row in (today, *found, together, *answers) if row is not None and row.happened is not None]
+    answers, answer = _answer(base, goal, judge, [whole, *found, *([together] if together else [])], curve)
+    tried = [row for row in (today, budget, *found, together, *answers) if row is not None and row.happened is not None]
     broken = sum(row.kept is False for row in tried)
     return MachinePlan(
         SCHEMA, options.trace, open_note(options), judge.requests, len(judge.judged), goal.percent, base.block_bytes,
         today, found, together, curve.most, curve.enough, curve.points(), answers, answer,
         max((abs(row.hit_rate.value - (row.happened or 0.0)) for row in tried), default=None) if check else None,
-        len(tried), broken,
+        len(tried), broken, budget,
     )
 
 
@@ -394,7 +408,7 @@ def open_note(options: SimulateOptions) -> str | None:
 
 
 def _within(options: SimulateOptions, budget: dict[str, int] | None) -> SimulateOptions:
-    """The machine with all memory of the budget."""
+    """The machine with all memory of the budget, and no more of a tier without one."""
     if budget is None:
         return options
     fields = {TIERS[tier]: min(BLOCKS_MAX, size // options.block_bytes) for tier, size in budget.items()}
@@ -404,8 +418,8 @@ def _within(options: SimulateOptions, budget: dict[str, int] | None) -> Simulate
     return msgspec.structs.replace(options, **fields)
 
 
-def _fits(options: SimulateOptions, budget: dict[str, int]) -> bool:
-    return all(getattr(options, TIERS[tier]) * options.block_bytes <= size for tier, size in budget.items())
+def _fits(options: SimulateOptions, whole: SimulateOptions) -> bool:
+    return all(getattr(options, field) <= getattr(whole, field) for field in TIERS.values())
 
 
 def _together(

@@ -226,12 +226,27 @@ def test_more_memory_than_enough_pays_nothing(chats: MachinePlan) -> None:
 def test_a_budget_is_spent_as_far_as_it_pays() -> None:
     options = SimulateOptions(**SMALL)
     spent = plan(options, Goal(budget={"host": 64 * 2**30}), workers=1)
-    assert spent.today.blocks[1] == 64 * 2**30 // options.block_bytes
+    assert spent.budget is not None
+    assert spent.budget.blocks[1] == 64 * 2**30 // options.block_bytes
     least, = spent.answers
-    assert least.blocks[1] < spent.today.blocks[1]
-    assert least.hit_rate.value >= spent.today.hit_rate.value - FLAT
+    assert least.blocks[1] < spent.budget.blocks[1]
+    assert least.hit_rate.value >= spent.budget.hit_rate.value - FLAT
     assert "of the budget pay nothing" in spent.answer
-    assert not any(row.blocks[1] > spent.today.blocks[1] for row in spent.changes)
+    assert spent.changes
+    for row in spent.changes:
+        assert all(mine <= theirs for mine, theirs in zip(row.blocks, spent.budget.blocks, strict=True)), row.flags
+
+
+def test_the_machine_of_today_is_the_one_that_was_given_whatever_the_budget() -> None:
+    options = SimulateOptions(**SMALL)
+    alone, spent = (plan(options, goal, workers=1) for goal in (Goal(), Goal(budget={"host": 64 * 2**30})))
+    assert alone.budget is None
+    assert spent.today == alone.today
+    assert spent.budget is not None
+    assert spent.budget.points.value == spent.budget.hit_rate.value - spent.today.hit_rate.value
+    same = plan(options, Goal(budget={"host": options.kv_cpu_blocks * options.block_bytes}), workers=1)
+    assert (same.today, same.budget) == (alone.today, None)
+    assert same.answer.startswith("all of the budget pays") or "pay nothing" in same.answer
 
 
 def test_a_time_to_the_first_token_is_a_goal() -> None:
@@ -264,6 +279,17 @@ def test_the_command_prints_the_plan_and_its_json() -> None:
     assert document.schema == "kvbm-console.plan/1"
     assert document.judged == 18
     assert document.checked is not None
+
+
+def test_a_plot_shows_the_machine_of_today_beside_that_of_the_budget(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="needs the extra 'plot'")
+    picture = tmp_path / "plan.svg"
+    result = kvbm(CHATS, "--total-kv-blocks", "384", "--workers", "1", "--budget", "1GiB-host", "--plot", str(picture))
+    assert result.exit_code == 0, result.output
+    assert "\nbudget " in result.stdout
+    drawn = picture.read_text()
+    assert "<!-- you are here -->" in drawn
+    assert "<!-- budget -->" in drawn
 
 
 @pytest.mark.parametrize(("words", "said"), [

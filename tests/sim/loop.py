@@ -161,8 +161,6 @@ class Loop(asyncio.AbstractEventLoop):
         if sock.waits:
             connection: tuple[Any, Any] = await sock.accept()
             return connection
-        if not self.sockets.taps:
-            raise NotImplementedError
         accepted: tuple[Any, Any] = await self.sockets.until(self, sock, sock.accept)
         return accepted
 

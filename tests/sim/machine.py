@@ -105,6 +105,8 @@ class Machine:
         self.spinning: Callable[[str], None] = lambda name: None
         """Called with the name of a process when a thread of it asks its sockets again and again and never waits."""
         self.sealing_s = 0.0
+        self.sealed_for_nobody: list[str] = []
+        """Sealing processes that began behind the death of their daemon and sealed all the same."""
         """The time that a sealing process waits for the processor, beside a busy engine."""
         self.step_s = 0.0
         """The time that a step of the embedded engine takes; 0 where its work takes none."""
@@ -244,7 +246,10 @@ class Child:
     def _work(self, path: str, parent: int) -> None:
         if self._machine.sealing_s:
             self._machine.world.pause(self._machine.sealing_s)
+        is_orphan = self._process.parent is not None and self._process.parent.dead
         self._returncode = 0 if seal.try_seal(SimPath(path), seal.orphaned(parent)) else 1  # type: ignore[arg-type]
+        if is_orphan and self._returncode == 0:
+            self._machine.sealed_for_nobody.append(self._process.name)
         self._process.end("ended")
 
     def poll(self) -> int | None:

@@ -11,7 +11,7 @@ tests' ``Mirror``, and recordings are judged by ``recording.verify``: nothing of
 | said | the recorder calls itself well while nothing is written, or a thread died and no event says so |
 | heals | some time after the last fault the recorder is still not well, or has not caught up |
 | grows | events are lost behind a keyframe that does not fit, where the segment may grow without one |
-| keep | the directory is larger than ``--keep`` and no reason is told |
+| keep | the directory is larger than ``--keep`` and no reason is told, or a segment is sealed for a dead daemon |
 | work | segments end with little but their first keyframe, so the whole state is exported again and again |
 | foreign | a file of somebody else was changed |
 | readers | received + lost is not what was published, or a mirror differs from the leader |
@@ -322,6 +322,8 @@ class Monitors:
         self._samples += 1
         if self.simulation.machine.disk.ailing:
             self._ailing_ns = self.world.now
+        for name in self.simulation.machine.sealed_for_nobody:
+            self.violated("keep", f"{name} sealed a segment for a daemon that was dead")
         self._look_for_recorder()
         self._look_at_recorder(service)
         self._look_at_threads(service)

@@ -140,7 +140,7 @@ def _() -> Iterator[None]:
         yield
 
 
-@mutant("a-sealing-outlives-its-recorder", "keep", "", first=1944, within=1)
+@mutant("a-sealing-outlives-its-recorder", "keep", "daemon_killed sealer_starved", first=2)
 def _() -> Iterator[None]:
     with instead(seal, "orphaned", lambda parent: seal.never):
         yield
@@ -330,7 +330,7 @@ def _() -> Iterator[None]:
         yield
 
 
-@mutant("the-name-of-a-new-directory-is-not-synced", "acknowledged", "power_fails", first=16, within=1, quick=False)
+@mutant("the-name-of-a-new-directory-is-not-synced", "acknowledged", "power_fails", first=57, within=1, quick=False)
 def _() -> Iterator[None]:
     with instead(files, "sync_directory", lambda directory: None):
         yield

@@ -250,9 +250,6 @@ class Sockets:
         self.machine = machine
         self.reporters = 0
         self.children: list[ReporterProcess] = []
-        self.taps = False
-        """True if the daemon's socket for taps takes connections. Without it the task that listens there ends, as it
-        did before there were taps here: runs without taps are what they were."""
         self.empty = 0
         """Looks in a row that found nothing and did not wait."""
         self._numbers: dict[int, Socket] = {}

@@ -184,7 +184,6 @@ class Taps:
     def begin(self) -> None:
         """Start the engines."""
         if self.take_part:
-            self.simulation.machine.sockets.taps = True
             self.violated = self.simulation.monitors.violated
             self.simulation.machine.spinning = lambda name: self.violated("taps", f"the sender of {name} never waits")
             self.all = [TappedEngine(self, number) for number in range(self.dice.randrange(1, 3))]

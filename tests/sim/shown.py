@@ -156,20 +156,26 @@ class ShownLaws:
         lines, trace = io.BytesIO(), io.BytesIO()
         export._stream(evidence, "jsonl", lines, None, None)
         export._stream(evidence, "chrome", trace, None, None)
-        told = iter(lines.getvalue().decode().removesuffix("\n").split("\n"))
+        told, lost_to = iter(lines.getvalue().decode().removesuffix("\n").split("\n")), -1
         for batch in recording.events():
             for event in batch:
-                self._exported_event(event, told)
+                if event.seq > lost_to:
+                    lost_to = self._exported_event(event, told)
         for line in trace.getvalue().decode().removesuffix("\n").split("\n"):
             self._harmless("export chrome", line)
         json.loads(trace.getvalue())
 
-    def _exported_event(self, event: Event, told: Iterator[str]) -> None:
+    def _exported_event(self, event: Event, told: Iterator[str]) -> int:
+        """The last event that a gap around this one covers, or -1: behind damage nothing folds until a keyframe."""
         for line in told:
             self._harmless("export jsonl", line)
-            if json.loads(line) == msgspec.to_builtins(event_document(event)):
-                return
+            document = json.loads(line)
+            if document == msgspec.to_builtins(event_document(event)):
+                return -1
+            if document["kind"] == "Gap" and document["first"] <= event.seq <= document["last"]:
+                return int(document["last"])
         self._violated("shown", f"export jsonl: event {event.seq} is not a line of its own")
+        return -1
 
     # --- what is looked for ---
 

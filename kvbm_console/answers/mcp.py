@@ -44,7 +44,7 @@ QUESTIONS: Final[dict[str, str]] = {
 """Tool to its description, which an agent chooses by."""
 REPLAYS: Final[dict[str, str]] = {
     "what_if": "The least change (a tier's capacity, a threshold) that would have spared a request its misses, its "
-               "preemption or its wait, found by replays; and the event from which on nothing helps.",
+               "preemption or its wait, found by replays; and the event from which on no change tried helps.",
     "curve": "How many blocks pay: the exact hit rate of one LRU cache by capacity. Use it for tier too small.",
 }
 """Tools of recordings alone, which are run again."""

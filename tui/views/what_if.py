@@ -26,7 +26,7 @@ class WhatIf(View):
         ("miss", "a block that more memory would have kept; others are asked for the first time"),
         ("long wait", "a first token later than twice the median of the recording"),
         ("when", "the latest moment for the change; memory and policies are fixed from the start"),
-        ("inevitable", "from this event on nothing helps"),
+        ("inevitable", "from this event on no change that was tried helps"),
     )
 
     def __init__(self) -> None:

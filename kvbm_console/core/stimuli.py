@@ -216,9 +216,10 @@ class BlocksRestored(Stimulus, tag=47):
 class BlocksReported(Stimulus, tag=13):
     """An engine's event stream told of blocks stored in and removed from a pool, by hash; ``cleared`` empties it.
 
-    The device of a watched engine has ``places`` (an int32 column). Without ``stored`` these were given out, so their
-    content is evicted for ``request``. With ``stored`` they hold these hashes. With ``stored`` and ``request`` they are
-    the next full blocks of this request, as a lookup finds them from now on.
+    The device of an engine has ``places`` (an int32 column). Without ``stored`` these were given out, in any group of
+    layers, so their content is evicted for ``request``. A watched engine also tells what they hold: with ``stored``
+    these hashes. With ``stored`` and ``request`` they are the next full blocks of this request, as a lookup finds them
+    from now on.
 
     The columns from ``chains`` on concern an event stream and are those of ``BlocksSeen``.
     """

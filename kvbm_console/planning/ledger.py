@@ -23,6 +23,7 @@ from kvbm_console.planning.options import SimulateOptions
 from kvbm_console.planning.report import InstanceMeasures
 from kvbm_console.simulator.calendar import Calendar
 from kvbm_console.simulator.config import EngineConfig
+from kvbm_console.simulator.port import NOTHING, Groups
 from kvbm_console.simulator.simulated import SimulatedEngine
 from kvbm_console.simulator.work import Plan, Work
 from kvbm_console.simulator.workloads import Request, Workload
@@ -119,7 +120,7 @@ class MachineLedger:
 
     # --- the engine's side (EnginePort) ---
 
-    def declared(self, blocks: int, block_tokens: int) -> None:
+    def declared(self, blocks: int, block_tokens: int, groups: int) -> None:
         """Nothing: the ledger has built the pool."""
 
     def arrived(self, request: Request) -> bool:
@@ -152,6 +153,11 @@ class MachineLedger:
 
     def appended(self, work: Work, ids: list[int]) -> None:
         """Nothing: the blocks in use are counted when the iteration begins."""
+
+    def shared(
+        self, name: str, ids: list[int], *, stored: Groups = NOTHING, removed: Groups = NOTHING, cleared: bool = False
+    ) -> None:
+        """Nothing: nobody asks what the groups beside the first have."""
 
     def passed(self, work: Work) -> list[int]:
         """Look at the blocks in use before the window gives some back; no block is withheld."""

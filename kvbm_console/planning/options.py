@@ -184,14 +184,15 @@ class CacheOptions(msgspec.Struct, frozen=True, kw_only=True):
             value = getattr(self, field)
             check(value is None or 1 <= value <= BATCH_MAX, field, f"from 1 to {BATCH_MAX}", value)
 
-    def engine_fields(self) -> dict[str, int]:
+    def engine_fields(self) -> dict[str, Any]:
         """The fields of ``EngineConfig`` that these options set."""
         fields = {
             "g1_blocks": self.total_kv_blocks, "token_bytes": self.kv_geometry.token_bytes,
             "max_batch_tokens": self.max_num_batched_tokens, "max_running": self.max_num_seqs,
             "max_waiting": self.max_waiting,
             "patience_ns": None if self.machine is None else self.machine.engine.patience_ns,
-            "window_tokens": None if self.machine is None else self.machine.engine.window_tokens,
+            "groups": None if self.machine is None else self.machine.engine.groups,
+            "whole_sequences": None if self.machine is None else self.machine.engine.whole_sequences,
             "step_base_ns": self.step_base, "prefill_token_ns": self.step_prefill_token,
             "decode_request_ns": self.step_decode_request,
         }

@@ -33,6 +33,7 @@ from kvbm_console.core.eviction.policy import PolicyConfig
 from kvbm_console.core.ids import Authority, FinishReason, ReleaseReason, SlotState, Tier
 from kvbm_console.core.instructions import StartTransfer
 from kvbm_console.core.leader.decider import Decider
+from kvbm_console.planning.attention import AttentionWindow, GroupWindow
 from kvbm_console.planning.measured import Measured, of_recording, origins_of
 from kvbm_console.planning.options import BLOCK_TOKENS, Geometry
 from kvbm_console.recording.reader import Recording
@@ -215,8 +216,8 @@ class _Life:
     """A slot, or a chain of a stream."""
 
     __slots__ = (
-        "anchor", "clones", "computed", "decodes", "ended", "event", "filled", "hashes", "known", "last_ns", "loads",
-        "opened_ns", "parent", "passed", "prompt", "went_on",
+        "anchor", "clones", "computed", "decodes", "ended", "event", "filled", "hashes", "known", "last_ns", "loaded",
+        "loads", "opened_ns", "parent", "passed", "prompt", "went_on",
     )
 
     def __init__(self, event: Any, hashes: tuple[int, ...], prompt: int) -> None:
@@ -235,6 +236,8 @@ class _Life:
         self.passed = 0
         """Leading blocks that its attention window has passed."""
         self.ended: ev.SlotMoved | None = None
+        self.loaded = False
+        """True if blocks were loaded for it at its last admission; a group beside the first has them later."""
         self.went_on = False
         """True if it lost hits: other engines end a request whose load fails."""
         self.clones: list[_Life] = []
@@ -242,50 +245,14 @@ class _Life:
         self.loads: list[Fault | None] = []
         """Its loads in their order, each with its fault if it went on without what failed."""
 
+    @property
+    def chain(self) -> list[int]:
+        """The hashes of its blocks."""
+        return [*self.hashes, *self.filled]
+
     def position(self, iteration: int) -> int:
         """Tokens that are computed after an iteration: a decoding request adds one in each."""
         return self.anchor[0] + (iteration - self.anchor[1] if self.decodes else 0)
-
-
-class AttentionWindow:
-    """The size of the attention window, by the blocks that requests gave back.
-
-    With ``computed`` tokens a request has passed ``floor((computed + 1 - window) / block)`` blocks. An admission bounds
-    the size from both sides. An engine that schedules a step before the last one has ended gives blocks back later, so
-    a prefill bounds the size from above alone. A decoding request is then late by a token.
-    """
-
-    def __init__(self) -> None:
-        self.block_tokens = 0
-        self.moves = 0
-        self._least, self._most = 2, 2**62
-        self._decoded_least, self._decoded_most = 2, 2**62
-        """The size, or a token more if the engine is late."""
-
-    @property
-    def tokens(self) -> int:
-        """The largest size that explains all moves; 0 without a move, or if no size does."""
-        if not self.moves or self._decoded_least > self._decoded_most:
-            return 0
-        most = min(self._decoded_most, self._most) if self._decoded_least == 2 else self._decoded_most
-        return next((size for size in (most, most - 1) if self._least <= size <= self._most), 0)
-
-    def found(self, computed: int, blocks: int) -> None:
-        """A request was admitted with so many computed tokens, and without places for its first blocks."""
-        self._least = max(self._least, computed + 2 - (blocks + 1) * self.block_tokens)
-        if blocks:
-            self.moved(computed, blocks)
-
-    def moved(self, computed: int, blocks: int) -> None:
-        """A request with so many computed tokens has passed so many blocks."""
-        self.moves += 1
-        self._most = min(self._most, computed + 1 - blocks * self.block_tokens)
-
-    def decoded(self, computed: int, before: int, blocks: int) -> None:
-        """A decoding request has passed so many blocks, and had passed ``before`` blocks a token ago."""
-        self.moves += 1
-        self._decoded_least = max(self._decoded_least, computed + 1 - (before + 1) * self.block_tokens)
-        self._decoded_most = min(self._decoded_most, computed + 1 - blocks * self.block_tokens)
 
 
 class _Reading:
@@ -314,6 +281,13 @@ class _Reading:
         self.iteration = 0
         self.first_place_used: set[int] = set()
         """Device pools whose place 0 was given out; vLLM never does that."""
+        self.groups: dict[int, GroupWindow] = {}
+        """Pools of the groups of layers that are reported beside the first group of an engine."""
+        self._admitted: list[tuple[_Life, int]] = []
+        """Requests that were admitted since the last step, with the blocks that the engine found. None has a load: its
+        window is then over the loaded blocks, and those that the engine found before may be gone."""
+        self._last_place: dict[int, int] = {}
+        """Device pool to the highest place that its requests had."""
         self.seats: Counter[int] = Counter()
         """Running requests to the iterations in which others waited although a quarter of the device was free, and the
         prompt of the first of them fitted."""
@@ -403,6 +377,11 @@ class _Reading:
 
     def pool(self, event: ev.PoolKnown) -> None:
         self.pools[event.pool] = event
+        if event.authority is Authority.STREAM and event.tier is Tier.G1 and any(
+            other.source == event.source and other.authority in (Authority.ENGINE, Authority.OBSERVED)
+            for other in self.pools.values()
+        ):
+            self.groups[event.pool] = GroupWindow(event.block_tokens)
 
     def copy_begun(self, event: ev.OperationStarted) -> None:
         if event.size_bytes is not None and event.blocks:
@@ -430,11 +409,24 @@ class _Reading:
     def person(self, event: ev.Event) -> None:
         self.people += 1
 
+    def device_blocks(self, pool: ev.PoolKnown) -> int:
+        """Places of a device: its capacity, else up to the highest place that a request had."""
+        if pool.capacity_blocks:
+            # A tap before protocol 1.12 declares vLLM's null block, which no request uses, as a place.
+            null = pool.authority is Authority.OBSERVED and not pool.first_place
+            return pool.capacity_blocks - (null and pool.pool not in self.first_place_used)
+        first = pool.first_place or (pool.pool not in self.first_place_used)
+        return self._last_place.get(pool.pool, first - 1) - first + 1
+
     def assigned(self, event: ev.DeviceBlocksAssigned) -> None:
         ids = unpack_ids(event.ids)
         self._held.update(ids)
+        self._last_place[event.pool] = max([self._last_place.get(event.pool, 0), *ids])
         for slot in event.slots:
-            self._waiting.pop(slot, None)
+            life = self._waiting.pop(slot, None)
+            if life is not None and self.groups:
+                life.loaded = event.external_tokens > 0
+                self._admitted += [] if life.loaded else [(life, event.reused)]
         if event.slots[0] in self._live:
             self._devices[_source_of(self._live[event.slots[0]])] = event.pool
         if 0 in ids:
@@ -479,22 +471,56 @@ class _Reading:
             if self._held[block] <= 0:
                 del self._held[block]
 
+    def evicted(self, event: ev.BlocksEvicted) -> None:
+        self.evicting.add(event.pool)
+
+    def _look_at_groups(self) -> None:
+        """A step was formed, and all that it changed in the groups of layers was told before."""
+        for number, window in self.groups.items():
+            source = self.pools[number].source
+            for life, reused in self._admitted:
+                if _source_of(life) == source:
+                    window.found(life.chain[:reused])
+            for slot, life in self._live.items():
+                runs = life.ended is None and slot not in self._waiting and not life.loaded
+                if runs and _source_of(life) == source:
+                    self._gone_of_group(window, life)
+            window.gone.clear()
+        self._admitted.clear()
+
+    def _gone_of_group(self, window: GroupWindow, life: _Life) -> None:
+        """A request runs, and blocks of a group of layers are gone."""
+        if window.gone.isdisjoint(life.known) and window.gone.isdisjoint(life.filled):
+            return
+        computed = life.position(self.iteration)
+        for at, key in enumerate(life.chain[: computed // window.block_tokens]):
+            if key in window.gone:
+                window.passed(computed, at)
+
     def advanced(self, event: ev.IterationAdvanced) -> None:
+        if self.groups:
+            self._look_at_groups()
         self.iteration = event.iteration
         for number, position in zip(event.slots, event.positions, strict=True):
             life = self._live.get(number)
             if life is not None:
                 life.anchor = position, event.iteration
         if event.waiting:
-            blocks = sum(pool.capacity_blocks or 0 for pool in self.pools.values() if pool.tier is Tier.G1)
+            devices = [pool for pool in self.pools.values() if pool.tier is Tier.G1 and pool.pool not in self.groups]
+            blocks, groups = sum(map(self.device_blocks, devices)), 1 + len(self.groups) // max(1, len(devices))
             next_one = next(iter(self._waiting.values()), None)
-            prompt = 0 if next_one is None else len(next_one.hashes) + 1
-            self.seats[event.running] += 4 * len(self._held) <= 3 * blocks and len(self._held) + prompt <= blocks
+            held, prompt = groups * len(self._held), groups * (0 if next_one is None else len(next_one.hashes) + 1)
+            self.seats[event.running] += 4 * held <= 3 * blocks and held + prompt <= blocks
 
     def seen(self, event: ev.BlocksSeen) -> None:
         """Sizes of the pools of a stream, and the chains of the device: what lies below was on the device before."""
         pool = self.pools.get(event.pool)
         if pool is None or pool.authority is not Authority.STREAM:
+            return
+        if event.pool in self.groups:
+            self.groups[event.pool].changed(
+                unpack_hashes(event.stored), unpack_hashes(event.removed), cleared=event.cleared
+            )
             return
         resident = self._resident.setdefault(event.pool, set())
         if event.removed:
@@ -543,7 +569,7 @@ _LOOK: Final[dict[type[ev.Event], Any]] = {
     ev.CandidatePlanned: _Reading.load_planned, ev.CandidatePromoted: _Reading.load_promoted,
     ev.OperationReported: _Reading.load_failed, ev.SlotHeld: _Reading.person,
     ev.Frozen: _Reading.person, ev.ResetBegun: _Reading.person, ev.DrainBegun: _Reading.person,
-    ev.BlocksSeen: _Reading.seen,
+    ev.BlocksSeen: _Reading.seen, ev.BlocksEvicted: _Reading.evicted,
 }
 
 
@@ -668,7 +694,9 @@ class _Run:
         size = devices[0].block_tokens if devices else BLOCK_TOKENS
         blocks = self._device_blocks(devices)
         below = {tier: self._below(engine, tier) for tier in (Tier.G2, Tier.G3)}
-        config = EngineConfig(g1_blocks=blocks, window_tokens=self._window_tokens(devices), **self._limits(measured))
+        config = EngineConfig(
+            g1_blocks=blocks, groups=self._groups(devices), whole_sequences=True, **self._limits(measured)
+        )
         copied_blocks, copied_bytes = self.reading.copied
         if copied_blocks:
             config = msgspec.structs.replace(
@@ -689,14 +717,33 @@ class _Run:
     def _device_blocks(self, devices: list[ev.PoolKnown]) -> int:
         for pool in devices:
             if pool.capacity_blocks:
-                # A tap before protocol 1.12 declares vLLM's null block, which no request uses, as a place.
-                null = pool.authority is Authority.OBSERVED and not pool.first_place
-                return pool.capacity_blocks - (null and pool.pool not in self.reading.first_place_used)
+                return self.reading.device_blocks(pool)
             if pool.pool in self.reading.evicting:
+                if pool.authority is not Authority.STREAM:
+                    self.notes.append("the device is as large as the highest place that a request had")
+                    return self.reading.device_blocks(pool)
                 self.notes.append("the device is as large as the most blocks that it had at once")
                 return self.reading.peaks[pool.pool]
         self.notes.append(f"the capacity of the device is not in it: {DEVICE_BLOCKS:,} blocks are assumed")
         return DEVICE_BLOCKS
+
+    def _groups(self, devices: list[ev.PoolKnown]) -> tuple[int, ...]:
+        """The window of each group of layers, 0 for a group that sees all tokens."""
+        further = [pool for pool in devices if pool.pool in self.reading.groups]
+        windows = [self._window_tokens(devices)]
+        size = devices[0].block_tokens if devices else BLOCK_TOKENS
+        for pool in further:
+            tokens, group = self.reading.groups[pool.pool].tokens, f"group {pool.group} of the layers"
+            if pool.block_tokens != size or tokens is None:
+                why = "its blocks are of another size" if pool.block_tokens != size else "it has no sliding window"
+                self.notes.append(f"{group} is not replayed, and hits that miss a block of it count as hits: {why}")
+                continue
+            windows.append(tokens)
+            self.notes.append(
+                f"{group} sees a window of {tokens} tokens, by its blocks that were gone" if tokens else
+                f"{group} sees all tokens, because no block of a running request was gone"
+            )
+        return tuple(windows)
 
     def _window_tokens(self, devices: list[ev.PoolKnown]) -> int:
         """The attention window of all layers, 0 without one."""
@@ -766,11 +813,6 @@ class _Run:
             self.notes.append(f"{reading.unknown_slots} requests that were under way when it began are left out")
         if reading.people:
             self.notes.append(f"people held, reset, drained or froze {reading.people} times, which is not replayed")
-        if len({pool.group for pool in devices}) > 1:
-            self.notes.append(
-                "the engine has several groups of blocks, and the first one is replayed: hits that miss a block of "
-                "another group count as hits"
-            )
         if not isinstance(lives[0].event, ev.SlotOpened):
             self.notes.append("a stream names stored blocks and no request, so every request had a miss")
 

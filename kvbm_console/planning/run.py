@@ -174,16 +174,17 @@ def build_ledger(
     windows: bool = True, ended: Callable[[RequestRecord], None] | None = None,
 ) -> MachineLedger:
     """An instance without events, for options that are ``counted``."""
-    if options.tiered:
+    config = engine_config(options)
+    if options.tiered or len(config.groups) > 1:  # the counts of a leader are those of the first group
         ledger = TieredLedger(
-            options.leader_config(), options.links(), engine_config(options), workload,
+            options.leader_config(), options.links(), config, workload,
             stats_every=options.stats_every, stats=stats, windows=windows, ended=ended,
         )
         if isinstance(workload, RecordedWorkload):
             ledger.mover.faults = workload.faults(ledger.leader)
         return ledger
     return MachineLedger(
-        engine_config(options), workload, options.block_size, stats_every=options.stats_every, stats=stats,
+        config, workload, options.block_size, stats_every=options.stats_every, stats=stats,
         windows=windows, ended=ended,
     )
 

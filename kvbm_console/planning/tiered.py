@@ -37,7 +37,7 @@ from kvbm_console.simulator.calendar import Calendar, EngineDeadlines
 from kvbm_console.simulator.config import EngineConfig
 from kvbm_console.simulator.embedded import SOURCE
 from kvbm_console.simulator.link import LinkMover, LinkSpec
-from kvbm_console.simulator.port import StimulusPort
+from kvbm_console.simulator.port import NOTHING, Groups, StimulusPort
 from kvbm_console.simulator.work import Plan, Work
 from kvbm_console.simulator.workloads import Request, Workload
 
@@ -194,9 +194,9 @@ class TieredLedger(MachineLedger):
 
     # --- the engine's side (EnginePort) ---
 
-    def declared(self, blocks: int, block_tokens: int) -> None:
+    def declared(self, blocks: int, block_tokens: int, groups: int) -> None:
         """The device pool exists."""
-        self._port.declared(blocks, block_tokens)
+        self._port.declared(blocks, block_tokens, groups)
         self._device = device_of(self.leader.state)
 
     def arrived(self, request: Request) -> bool:
@@ -228,6 +228,12 @@ class TieredLedger(MachineLedger):
         """Mirror the blocks."""
         self._decide(assign, self._device, [self._slot(work.name)], [len(ids)], ids, 0, 0)
         self._carry_out()
+
+    def shared(
+        self, name: str, ids: list[int], *, stored: Groups = NOTHING, removed: Groups = NOTHING, cleared: bool = False
+    ) -> None:
+        """As ``EnginePort.shared``."""
+        self._port.shared(name, ids, stored=stored, removed=removed, cleared=cleared)
 
     def passed(self, work: Work) -> list[int]:
         """Mirror the window; blocks that a running copy still uses are withheld."""

@@ -4,10 +4,15 @@ Law of this file: construction refuses a value out of bounds. All times are inte
 configuration gives the same events on any machine.
 """
 
+from typing import Final
+
 import msgspec
 
 from kvbm_console.core.config import require
 from kvbm_console.simulator.link import TOKEN_BYTES
+
+GROUPS_MAX: Final = 64
+"""Groups of layers of one model. Engines make as few as they can, because each costs a lookup."""
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -29,42 +34,40 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """How long a running request without a block stands back for blocks that a copy withholds, before it preempts."""
     token_bytes: int = TOKEN_BYTES
     """K/V of one token, for the time of transfers."""
-    window_tokens: int = 0
-    """Tokens that a token sees, itself included, in all layers; 0 if it sees all tokens before it. With 1 nothing would
-    be cached."""
+    groups: tuple[int, ...] = (0,)
+    """The groups of layers. Each has blocks of its own, and all share the device. A number is the window of a group:
+    tokens that a token sees, itself included. 0 if it sees all tokens before it. With 1 nothing would be cached."""
+    whole_sequences: bool = False
+    """True if a request is admitted only when there is room for all of its tokens, not for the first chunk alone."""
 
     def __post_init__(self) -> None:
         for field in ("g1_blocks", "max_batch_tokens", "max_running", "max_waiting", "step_base_ns", "token_bytes"):
             value = getattr(self, field)
             require(1 <= value <= 2**31 - 1, field, "from 1 to 2147483647", value)
-        for field in ("prefill_token_ns", "decode_request_ns", "patience_ns", "window_tokens"):
+        for field in ("prefill_token_ns", "decode_request_ns", "patience_ns"):
             value = getattr(self, field)
             require(0 <= value <= 2**31 - 1, field, "from 0 to 2147483647", value)
+        require(1 <= len(self.groups) <= GROUPS_MAX, "groups", f"from 1 to {GROUPS_MAX} groups", len(self.groups))
+        for window in self.groups:
+            require(0 <= window <= 2**31 - 1 and window != 1, "groups", "0 or from 2 to 2147483647", window)
 
-        require(self.window_tokens != 1, "window_tokens", "0 or from 2 on", self.window_tokens)
-
-    def passed_blocks(self, computed_tokens: int, block_tokens: int) -> int:
-        """Leading blocks that no token sees from ``computed_tokens`` on.
-
-        >>> EngineConfig(g1_blocks=1, window_tokens=64).passed_blocks(79, 16)
-        1
-        """
-        if not self.window_tokens:
-            return 0
-        return max(0, computed_tokens + 1 - self.window_tokens) // block_tokens
-
-    def window_blocks(self, block_tokens: int) -> int:
-        """Blocks in a row, up to its end, that a hit needs; 0 if it needs all.
-
-        >>> EngineConfig(g1_blocks=1, window_tokens=64).window_blocks(16)
-        4
-        """
-        return -(-(self.window_tokens - 1) // block_tokens) if self.window_tokens else 0
+    @property
+    def plain(self) -> bool:
+        """True if there is one group, which sees all tokens: no block is given back before a sequence ends."""
+        return self.groups == (0,)
 
     def most_held(self, tokens: int, block_tokens: int) -> int:
-        """Most blocks that a sequence of so many tokens holds at once."""
-        if self.window_tokens:
-            tokens = min(tokens, self.window_tokens - 1 + self.max_batch_tokens + block_tokens)
+        """Most blocks that a sequence of so many tokens holds at once, in all groups.
+
+        >>> EngineConfig(g1_blocks=1, groups=(0, 64), max_batch_tokens=256).most_held(1_600, 16)
+        121
+        """
+        return sum([self.most_in(window, tokens, block_tokens) for window in self.groups])
+
+    def most_in(self, window: int, tokens: int, block_tokens: int) -> int:
+        """Those of them in a group with this window."""
+        if window:
+            tokens = min(tokens, window - 1 + self.max_batch_tokens + block_tokens)
         return -(-tokens // block_tokens)
 
     def step_ns(self, prefill_tokens: int, decoding: int) -> int:
@@ -74,3 +77,21 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         12400000
         """
         return self.step_base_ns + prefill_tokens * self.prefill_token_ns + decoding * self.decode_request_ns
+
+
+def passed_blocks(window: int, computed_tokens: int, block_tokens: int) -> int:
+    """Leading blocks that no token of a group with this window sees from ``computed_tokens`` on.
+
+    >>> passed_blocks(64, 79, 16), passed_blocks(0, 79, 16)
+    (1, 0)
+    """
+    return max(0, computed_tokens + 1 - window) // block_tokens if window else 0
+
+
+def window_blocks(window: int, block_tokens: int) -> int:
+    """Blocks in a row, up to its end, that a hit needs in a group with this window; 0 if it needs all.
+
+    >>> window_blocks(64, 16), window_blocks(0, 16)
+    (4, 0)
+    """
+    return -(-(window - 1) // block_tokens) if window else 0

@@ -21,10 +21,20 @@ from kvbm_console.core.columns import prefix_of
 from kvbm_console.core.errors import InternalError, UsageError
 from kvbm_console.core.ids import EMPTY_HASH
 
+HASH_BITS: Final = 64
 NO_PLACE: Final = -1
 """In the place of a block that lies before the attention window of its request."""
 _DEAD_FACTOR: Final = 4
 """Entries before the head are kept up to this many times the capacity: amortised O(1), bounded memory."""
+
+
+def in_group(group: int, hashes: Sequence[int]) -> Sequence[int]:
+    """The names of blocks in a group of layers, by their sequence hashes: groups that share a pool share no block.
+
+    >>> in_group(0, (7,)), in_group(1, (7,)) == [7 + 2**64]
+    ((7,), True)
+    """
+    return [(group << HASH_BITS) + key for key in hashes] if group else hashes
 
 
 class DevicePool:
@@ -298,6 +308,32 @@ class DevicePool:
     def audit(self, holders: Iterable[Sequence[int]] | None = None) -> list[str]:
         """Every broken rule, empty when all is well. ``holders`` are the block lists of all holders."""
         return _audit(self, holders)
+
+
+class SharedPool(DevicePool):
+    """A pool that several groups of layers share. The hashes of each are those of ``in_group``.
+
+    >>> pool = SharedPool(1)
+    >>> pool.store(pool.allocate(1), in_group(2, [7])); pool.release([0])
+    >>> pool.allocate(1), pool.take_lost()
+    ([0], {2: [7]})
+    """
+
+    def clear(self) -> None:
+        """As ``DevicePool.clear``."""
+        super().clear()
+        self._lost: dict[int, list[int]] = {}
+
+    def take_lost(self) -> dict[int, list[int]]:
+        """The blocks of each group beside the first whose places were handed out since the last call."""
+        lost, self._lost = self._lost, {}
+        return lost
+
+    def _forget(self, block: int) -> None:
+        group, sequence_hash = divmod(self.hash_of[block], 1 << HASH_BITS)
+        if group:
+            self._lost.setdefault(group, []).append(sequence_hash)
+        super()._forget(block)
 
 
 # --- the audit: its rules are checked by walking the columns; it shares no code with the functions that change them ---

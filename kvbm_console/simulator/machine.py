@@ -34,8 +34,9 @@ class SimulatedMachine(msgspec.Struct, frozen=True, kw_only=True):
     def labels(self) -> dict[str, str]:
         """The label of a recording of this machine; the leader's numbers are not in it."""
         label = msgspec.to_builtins(_Label(self.engine, tuple(self.links)))
-        if not self.engine.window_tokens:  # as before there were windows
-            del label["engine"]["window_tokens"]
+        for field in ("groups", "whole_sequences"):  # absent as before they were there
+            if getattr(self.engine, field) == getattr(EngineConfig(g1_blocks=1), field):
+                del label["engine"][field]
         return {LABEL: msgspec.json.encode(label).decode()}
 
     def describe(self) -> str:

@@ -5,17 +5,18 @@ call, in the order of the calls, and decides nothing. The leader may refuse an a
 engine and leader disagree, which is a bug of ours and raises ``InternalError``.
 """
 
-from collections.abc import Callable, Sequence, Set
-from typing import Concatenate, ParamSpec, Protocol
+from collections.abc import Callable, Mapping, Sequence, Set
+from typing import Concatenate, Final, ParamSpec, Protocol
 
 from kvbm_console.core.columns import pack_hashes, pack_ids, unpack_ids
 from kvbm_console.core.errors import InternalError
 from kvbm_console.core.events import StimulusRejected
 from kvbm_console.core.ids import Authority, FinishReason, Tier
-from kvbm_console.core.instructions import CloneAnswer, FencedBlocks, FinishAnswer, MatchAnswer
+from kvbm_console.core.instructions import CloneAnswer, FencedBlocks, FinishAnswer, MatchAnswer, PoolAnswer
 from kvbm_console.core.leader import Outcome
 from kvbm_console.core.stimuli import (
     BlocksAllocated,
+    BlocksReported,
     IterationFinished,
     IterationScheduled,
     MatchRequested,
@@ -31,6 +32,9 @@ from kvbm_console.simulator.work import Plan, Work
 from kvbm_console.simulator.workloads import Request
 
 P = ParamSpec("P")
+Groups = Mapping[int, list[int]]
+"""Group of layers to hashes of blocks."""
+NOTHING: Final[Groups] = {}
 
 
 class EnginePort(Protocol):
@@ -46,8 +50,8 @@ class EnginePort(Protocol):
         """See ``LeaderPort.held``."""
         ...
 
-    def declared(self, blocks: int, block_tokens: int) -> None:
-        """The engine stands, with a device pool of so many blocks."""
+    def declared(self, blocks: int, block_tokens: int, groups: int) -> None:
+        """The engine stands, with a device pool of so many blocks for so many groups of layers."""
         ...
 
     def arrived(self, request: Request) -> bool:
@@ -64,6 +68,13 @@ class EnginePort(Protocol):
 
     def appended(self, work: Work, ids: list[int]) -> None:
         """A request that was admitted before was given further blocks, told on their own."""
+        ...
+
+    def shared(
+        self, name: str, ids: list[int], *, stored: Groups = NOTHING, removed: Groups = NOTHING, cleared: bool = False
+    ) -> None:
+        """Several groups share the pool: places were given to a request, in any group. In groups beside the first
+        blocks were stored and removed, or all of them forgotten."""
         ...
 
     def passed(self, work: Work) -> list[int]:
@@ -122,6 +133,8 @@ class StimulusPort:
 
     def __init__(self, port: LeaderPort) -> None:
         self._port = port
+        self._pools: list[int] = []
+        """Pool of each group of layers."""
 
     @property
     def standing(self) -> Set[str]:
@@ -142,9 +155,15 @@ class StimulusPort:
             raise InternalError("the leader refused a call of the engine", tuple(map(repr, outcome.events)))
         return outcome
 
-    def declared(self, blocks: int, block_tokens: int) -> None:
-        """As ``EnginePort.declared``."""
-        self._submit(PoolDeclared, 0, 0, Tier.G1, MEDIUM_OF[Tier.G1], blocks, block_tokens, Authority.ENGINE)
+    def declared(self, blocks: int, block_tokens: int, groups: int) -> None:
+        """As ``EnginePort.declared``. The leader follows the first group, and hears which blocks the others have."""
+        for group in range(groups):
+            capacity, authority = (None, Authority.STREAM) if group else (blocks, Authority.ENGINE)
+            result = self._submit(
+                PoolDeclared, 0, group, Tier.G1, MEDIUM_OF[Tier.G1], capacity, block_tokens, authority
+            ).result
+            if isinstance(result, PoolAnswer):
+                self._pools.append(result.pool)
 
     def arrived(self, request: Request) -> bool:
         """As ``EnginePort.arrived``."""
@@ -171,6 +190,17 @@ class StimulusPort:
     def appended(self, work: Work, ids: list[int]) -> None:
         """As ``EnginePort.appended``."""
         self._submit(BlocksAllocated, work.name, pack_ids(ids), 0, passed_blocks=work.passed)
+
+    def shared(
+        self, name: str, ids: list[int], *, stored: Groups = NOTHING, removed: Groups = NOTHING, cleared: bool = False
+    ) -> None:
+        """As ``EnginePort.shared``."""
+        if ids:
+            self._submit(BlocksReported, self._pools[0], b"", b"", False, pack_ids(ids), name)
+        for group, pool in enumerate(self._pools[1:], start=1):
+            more, fewer = pack_hashes(stored.get(group, ())), pack_hashes(removed.get(group, ()))
+            if more or fewer or cleared:
+                self._submit(BlocksReported, pool, more, fewer, cleared)
 
     def passed(self, work: Work) -> list[int]:
         """As ``EnginePort.passed``."""

@@ -15,8 +15,9 @@ blocks. A request that loads has no seat. Two differences:
 * Copies may still read blocks of ended requests, which come back by themselves. Meanwhile a
   running request without a block is left out for a moment (``patience_ns``) instead of preempting another.
 
-With an attention window a request gives back the blocks that its next token does not see, each time before it takes
-others. They stay cached. A hit needs the blocks of the window alone, so the blocks before it may be gone.
+Each group of layers has blocks of its own. In a group with an attention window a request gives back the blocks that its
+next token does not see, each time before it takes others. They stay cached. A hit needs the blocks of the window alone,
+so the blocks before it may be gone. A prefix is found if each group has what it needs of it.
 
 A request of n sequences has n seats while it runs, and is admitted only when the partial blocks of its clones fit,
 too. It is cloned when it is scheduled for the first time after its prompt was computed. From then on each sequence
@@ -24,15 +25,16 @@ is preempted and ends alone. With one token to generate it ends before that, and
 """
 
 from collections import Counter, deque
+from collections.abc import Sequence
 from itertools import chain
 from typing import Final
 
 from kvbm_console.core.errors import InternalError
 from kvbm_console.core.instructions import MatchAnswer
-from kvbm_console.simulator.config import EngineConfig
-from kvbm_console.simulator.device_pool import NO_PLACE, DevicePool
+from kvbm_console.simulator.config import EngineConfig, passed_blocks, window_blocks
+from kvbm_console.simulator.device_pool import NO_PLACE, DevicePool, SharedPool
 from kvbm_console.simulator.port import EnginePort
-from kvbm_console.simulator.work import CloneFamily, Plan, Work
+from kvbm_console.simulator.work import CloneFamily, Plan, Table, Work
 
 LOOKUPS_MAX: Final = 64
 """Lookups in one iteration; requests that must ask again are passed over, and a long queue of them must stay cheap."""
@@ -46,9 +48,10 @@ class Scheduler:
     reused before the leader says so.
     """
 
-    def __init__(self, config: EngineConfig, pool: DevicePool, port: EnginePort, block_tokens: int) -> None:
+    def __init__(self, config: EngineConfig, port: EnginePort, block_tokens: int) -> None:
         self.config = config
-        self.pool = pool
+        self.groups = len(config.groups)
+        self.pool = SharedPool(config.g1_blocks) if self.groups > 1 else DevicePool(config.g1_blocks)
         self.port = port
         self.block_tokens = block_tokens
         self.waiting: deque[Work] = deque()
@@ -99,13 +102,13 @@ class Scheduler:
         self._refused = None
         budget = self.config.max_batch_tokens
         # With windows the requests of an iteration take blocks that others of it have given back.
-        windows = self.config.window_tokens > 0
-        plan.tell_at_once = windows or bool(waiting or loaded or self._due) or (
+        plain = self.config.plain
+        plan.tell_at_once = not plain or bool(waiting or loaded or self._due) or (
             self.pool.free_blocks <= len(running) + budget // self.block_tokens
         )
         kept = self._kept_for_loaded() if loaded else 0
         budget -= kept
-        if 0 < self._steady <= budget and not windows and self._go_on(plan):
+        if 0 < self._steady <= budget and plain and self._go_on(plan):
             budget -= plan.steady
         budget = kept + self._schedule_running(plan, budget, now_ns)
         if not plan.preempted and (waiting or loaded):
@@ -198,7 +201,7 @@ class Scheduler:
                 if seats < 0:
                     break
                 count = min(work.left, budget)
-                free -= max(0, self._blocks(work.computed + count) - len(work.blocks))
+                free -= self.groups * max(0, self._blocks(work.computed + count) - len(work.blocks))
                 if free < 0:
                     break
                 budget -= count
@@ -218,12 +221,12 @@ class Scheduler:
 
     def _schedule_running(self, plan: Plan, budget: int, now_ns: int) -> int:
         standing, running, tokens = self.port.standing, self.running, plan.tokens
-        size, at, windows = self.block_tokens, plan.steady, self.config.window_tokens > 0
+        size, at, plain = self.block_tokens, plan.steady, self.config.plain
         while at < len(running):
             work = running[at]
             if work.decoding and budget > 0 and work.computed < len(work.blocks) * size and not work.skipped and (
                 not standing or work.name not in standing
-            ) and not windows:  # by far the most common case: a token that has a place
+            ) and plain:  # by far the most common case: a token that has a place
                 tokens.append((work, 1))
                 plan.decoding += 1
                 work.starved_ns = None
@@ -255,10 +258,10 @@ class Scheduler:
         need = self._blocks(work.computed + count) - len(work.blocks)
         if need <= 0:
             return True
-        ids = self._take(plan, at, need, now_ns)
+        ids = self._take(plan, at, need * self.groups, now_ns)
         if ids is None:
             return False
-        work.blocks += ids
+        ids = self._deal(work, ids)
         if plan.tell_at_once:
             self.port.appended(work, ids)
         else:
@@ -267,22 +270,42 @@ class Scheduler:
             plan.appended_ids += ids
         return True
 
+    def _deal(self, work: Work, ids: list[int]) -> list[int]:
+        """Append new blocks to a request, as many in each group. The result are those of the first group."""
+        if self.groups == 1:
+            work.blocks += ids
+            return ids
+        self._tell_shared(work, ids)
+        each = len(ids) // self.groups
+        for group, table in enumerate(work.tables):
+            table.blocks += ids[group * each : (group + 1) * each]
+        return ids[:each]
+
+    def _tell_shared(self, work: Work, ids: list[int]) -> None:
+        """Tell, before all else, that these places were given to a request, in whatever group."""
+        if isinstance(self.pool, SharedPool):
+            self.port.shared(work.name, ids, removed=self.pool.take_lost())
+
     def _pass(self, work: Work) -> None:
-        """Give back the blocks that the attention window of a request has passed, before it takes others.
+        """Give back the blocks that the attention windows of a request have passed, before it takes others.
 
         A held request keeps them, because a copy of them may wait for its hold.
         """
-        if not self.config.window_tokens or work.name in self.port.held:
+        if self.config.plain or work.name in self.port.held:
             return
-        before, passed = work.passed, self.config.passed_blocks(work.computed, self.block_tokens)
-        if passed <= before:
-            return
-        ids = work.blocks[before:passed]
-        work.blocks[before:passed] = [NO_PLACE] * len(ids)
-        work.passed = passed
-        self.withhold(work.name, ids)
-        kept = set(self.port.passed(work))
-        self.give_back(work.name, [block for block in ids if block not in kept])
+        for group, table in enumerate(work.tables):
+            before, passed = table.passed, passed_blocks(self.config.groups[group], work.computed, self.block_tokens)
+            if passed <= before:
+                continue
+            ids = table.blocks[before:passed]
+            table.blocks[before:passed] = [NO_PLACE] * len(ids)
+            table.passed = passed
+            if group:
+                self.pool.release(ids)
+                continue
+            self.withhold(work.name, ids)
+            kept = set(self.port.passed(work))
+            self.give_back(work.name, [block for block in ids if block not in kept])
 
     def _take(self, plan: Plan, at: int, need: int, now_ns: int) -> list[int] | None:
         """Blocks for running request ``at``, or None when it stands back or was preempted."""
@@ -308,9 +331,9 @@ class Scheduler:
         """
         work = self.running[at]
         self._pass(work)
-        shared = work.blocks[: work.computed // self.block_tokens]
-        tail = len(work.blocks) - len(shared)
-        ids = self._take(plan, at, tail * work.due, now_ns)
+        full = work.computed // self.block_tokens
+        tail = len(work.blocks) - full
+        ids = self._take(plan, at, tail * work.due * self.groups, now_ns)
         if ids is None:
             return False
         count, work.due = work.due, 0
@@ -318,12 +341,19 @@ class Scheduler:
         work.family = CloneFamily(work.request, count + 1)
         clones = []
         for index in range(count):
-            self.pool.touch(shared[work.passed :])
-            clones.append(work.clone(index + 2, shared + ids[index * tail : (index + 1) * tail]))
+            clone = work.clone(index + 2)
+            for mine, table in zip(work.tables, clone.tables, strict=True):
+                table.blocks, table.passed = mine.blocks[:full], mine.passed
+                self.pool.touch(table.held)
+            clones.append(clone)
+        own = [
+            block for at in range(count)
+            for block in self._deal(clones[at], ids[at * tail * self.groups : (at + 1) * tail * self.groups])
+        ]
         self.running[at + 1 : at + 1] = clones
         self.cloned += count
         self.sampled += (count + 1) * work.sampled
-        self.port.cloned(work, clones, ids)
+        self.port.cloned(work, clones, own)
         return True
 
     def _victim(self, at: int) -> Work | None:
@@ -385,7 +415,7 @@ class Scheduler:
                 return 0
             count = min(work.left, budget)
             self._pass(work)
-            need = max(0, self._blocks(work.computed + count) - len(work.blocks))
+            need = self.groups * max(0, self._blocks(work.computed + count) - len(work.blocks))
             ids = self.pool.allocate(need)
             while ids is None and not (plan.steady or plan.tokens or self._blocks_come_back()):
                 # Only requests that do not run could give blocks. The last of them does, else all wait for ever.
@@ -397,8 +427,7 @@ class Scheduler:
             if ids is None:
                 return 0
             if ids:
-                work.blocks += ids
-                self.port.appended(work, ids)
+                self.port.appended(work, self._deal(work, ids))
             self.loaded.remove(work)
             self._run(work)
             self._schedule(plan, work, count)
@@ -414,44 +443,85 @@ class Scheduler:
             work = self.waiting[at]
             if self._seats_taken() + sum(1 + other.due for other in self.loaded) + work.due >= self.config.max_running:
                 break
-            prefix = self._found(work)
-            found = self._look_up(work, len(prefix) * self.block_tokens)
+            places = self._found(work)
+            prefix = len(places[0])
+            found = self._look_up(work, prefix * self.block_tokens)
             lookups += 1
             if found.tokens is None or work.name in self.port.standing:
                 at += 1
                 continue
-            computed = len(prefix) * self.block_tokens + found.tokens
+            computed = prefix * self.block_tokens + found.tokens
             wait = found.tokens > 0 and found.asynchronous
             count = 0 if wait else min(work.total - computed, budget)
-            passed = self.config.passed_blocks(computed, self.block_tokens)
-            held = prefix[passed:] if passed else prefix
-            need = self._blocks(computed + count) - max(len(prefix), passed)
-            more = work.due if work.request.prompt_tokens % self.block_tokens else 0
-            if wait and self._others_go_on():
-                more += self.config.most_held(work.total, self.block_tokens) - len(held) - need + self._owed()
-            ids = None if more and not self.pool.fits(need + more, held) else self.pool.allocate(need, held)
-            if ids is None:
+            if not self._place(work, places, computed, count, wait=wait):
                 self._refused = work
                 break
             del self.waiting[at]
-            work.blocks = [NO_PLACE] * passed + held + ids if passed else prefix + ids
-            work.passed = passed
-            work.stored = len(prefix)
-            work.computed = computed
+            work.stored, work.computed = prefix, computed
             if found.tokens:
-                work.loading_from = max(len(prefix), passed)
                 self.loading[work.name] = work
-            self.port.admitted(work, len(prefix), found.tokens)
+            self.port.admitted(work, prefix, found.tokens)
             if not found.tokens:
                 self._run(work)
                 self._schedule(plan, work, count)
                 budget -= count
         return budget
 
-    def _found(self, work: Work) -> list[int]:
-        """The places of the longest prefix that the engine itself has; blocks before its window may have none."""
-        limit, blocks = (work.total - 1) // self.block_tokens, self.config.window_blocks(self.block_tokens)
-        return self.pool.match_window(work.hashes, blocks, limit) if blocks else self.pool.match(work.hashes, limit)
+    def _place(self, work: Work, found: list[list[int]], computed: int, count: int, *, wait: bool) -> bool:
+        """Give a request the places ``found``, without those that its windows have passed, and new ones behind them.
+
+        False if there is no room for the ``count`` tokens behind ``computed``, or for the whole sequence where it
+        waits for a load or the engine asks for that.
+        """
+        blocks = self._blocks(computed + count)
+        passed = [passed_blocks(window, computed, self.block_tokens) for window in self.config.groups]
+        kept = [places[gone:] if gone else places for places, gone in zip(found, passed, strict=True)]
+        first = [max(len(found[0]), gone) for gone in passed]
+        needs = [blocks - at for at in first]
+        held, need = kept[0] if self.groups == 1 else list(chain.from_iterable(kept)), sum(needs)
+        more = work.due * self.groups if work.request.prompt_tokens % self.block_tokens else 0
+        if wait and self._others_go_on():
+            more += self.config.most_held(work.total, self.block_tokens) - len(held) - need + self._owed()
+        elif self.config.whole_sequences:
+            more += max(0, self._whole(work, first) - need)
+        ids = None if more and not self.pool.fits(need + more, held) else self.pool.allocate(need, held)
+        if ids is None:
+            return False
+        self._tell_shared(work, ids)
+        at = 0
+        for table, places, gone, new in zip(work.tables, kept, passed, needs, strict=True):
+            table.blocks, table.passed = [NO_PLACE] * gone + places + ids[at : at + new], gone
+            at += new
+        return True
+
+    def _whole(self, work: Work, first: list[int]) -> int:
+        """Blocks from ``first`` of each group on that the whole sequence of a request needs, by vLLM's count."""
+        config = self.config
+        return sum([
+            max(0, config.most_in(window, work.total, self.block_tokens) - at)
+            for window, at in zip(config.groups, first, strict=True)
+        ])
+
+    def _found(self, work: Work) -> list[list[int]]:
+        """The places, in each group, of the longest prefix that the engine itself has.
+
+        Blocks before the window of a group may have none.
+        """
+        limit = (work.total - 1) // self.block_tokens
+        if self.config.plain:
+            return [self.pool.match(work.hashes, limit)]
+        while True:
+            found = [
+                self._found_in(table, window, limit)
+                for table, window in zip(work.tables, self.config.groups, strict=True)
+            ]
+            limit = min(map(len, found))
+            if all(len(places) == limit for places in found):
+                return found
+
+    def _found_in(self, table: Table, window: int, limit: int) -> list[int]:
+        blocks = window_blocks(window, self.block_tokens)
+        return self.pool.match_window(table.hashes, blocks, limit) if blocks else self.pool.match(table.hashes, limit)
 
     def _others_go_on(self) -> bool:
         """True if another request computes or will, and so gives blocks back one day; a hold may be for ever."""
@@ -467,7 +537,7 @@ class Scheduler:
         """
         held = self.port.held
         return sum(
-            self.config.most_held(work.total, self.block_tokens) - len(work.held)
+            self.config.most_held(work.total, self.block_tokens) - sum([len(table.held) for table in work.tables])
             for work in chain(self.loading.values(), self.loaded) if work.name not in held
         )
 
@@ -486,21 +556,34 @@ class Scheduler:
         if not held or self._refused is None:
             return False
         for _ in range(2):  # the second lookup tells of a refusal, and two refusals make a hold go on
-            prefix = self._found(self._refused)
-            self._look_up(self._refused, len(prefix) * self.block_tokens)
+            prefix = len(self._found(self._refused)[0])
+            self._look_up(self._refused, prefix * self.block_tokens)
         return self.port.held != held
 
     def wake(self, name: str) -> None:
         """A load ended: take the computed tokens from the leader (fewer if the load failed)."""
         work = self.loading.pop(name, None)
-        if work is None or work.loading_from is None:
+        if work is None:
             return
-        work.computed = self.port.computed_tokens(name)
-        first, good = work.loading_from, work.computed // self.block_tokens
+        before, work.computed = work.stored, self.port.computed_tokens(name)
+        work.stored = good = work.computed // self.block_tokens
+        first = max(before, work.passed)
         self.pool.store(work.blocks[first:good], work.hashes[first:good])
-        work.stored = good
-        work.loading_from = None
+        self.store_others([work], [good - before])
         self.loaded.append(work)
+
+    def store_others(self, works: Sequence[Work], counts: Sequence[int]) -> None:
+        """The last ``counts`` of the stored blocks of these requests have become full, in the groups beside the first.
+        """
+        if self.groups == 1:
+            return
+        stored: dict[int, list[int]] = {}
+        for work, count in zip(works, counts, strict=True):
+            for group, table in enumerate(work.others, start=1):
+                first = max(work.stored - count, table.passed)
+                self.pool.store(table.blocks[first : work.stored], table.hashes[first : work.stored])
+                stored.setdefault(group, []).extend(work.hashes[first : work.stored])
+        self.port.shared("", [], stored=stored)
 
     # --- taking blocks back ---
 
@@ -514,6 +597,7 @@ class Scheduler:
         self.withhold(victim.name, held)
         kept = set(self.port.preempted(victim))
         self.give_back(victim.name, [block for block in held if block not in kept])
+        self.release_others(victim)
         if victim.prefilled:
             victim.total = victim.computed + 1
         victim.blocks = []
@@ -524,6 +608,12 @@ class Scheduler:
         self.waiting.appendleft(victim)
         self.preemptions += 1
         plan.preempted += 1
+
+    def release_others(self, work: Work) -> None:
+        """Release the blocks of a request in the groups beside the first: no copy reads them."""
+        for table in work.others:
+            self.pool.release(table.held)
+            table.blocks, table.passed = [], 0
 
     def withhold(self, name: str, ids: list[int]) -> None:
         """Keep blocks of a request from reuse until ``give_back``."""

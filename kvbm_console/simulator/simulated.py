@@ -17,7 +17,6 @@ from kvbm_console.core.columns import unpack_ids
 from kvbm_console.core.ids import FinishReason
 from kvbm_console.simulator.calendar import Calendar
 from kvbm_console.simulator.config import EngineConfig
-from kvbm_console.simulator.device_pool import DevicePool
 from kvbm_console.simulator.port import EnginePort
 from kvbm_console.simulator.scheduler import Scheduler
 from kvbm_console.simulator.windows import may_be_wide, steps_in_time, widen
@@ -65,7 +64,7 @@ class SimulatedEngine:
         self.workload = workload
         self.block_tokens = block_tokens
         self.totals = EngineTotals()
-        self.scheduler = Scheduler(config, DevicePool(config.g1_blocks), port, block_tokens)
+        self.scheduler = Scheduler(config, port, block_tokens)
         self._take_latency_ns = take_latency_ns
         self._arrivals_felt = arrivals_felt
         """True if an arrival can start a copy, which then ends within an iteration that is under way."""
@@ -82,7 +81,7 @@ class SimulatedEngine:
         self.windows = False
         """True if iterations are taken together where no observer can tell the difference. The caller then submits no
         stimulus from outside, neither during a ``run`` nor between two runs."""
-        port.declared(config.g1_blocks, block_tokens)
+        port.declared(config.g1_blocks, block_tokens, len(config.groups))
         workload.begin(block_tokens)
         self._arrivals: Iterator[Request] = workload.arrivals()
         self._expect_next()
@@ -150,6 +149,8 @@ class SimulatedEngine:
         scheduler = self.scheduler
         ended = [*scheduler.running, *scheduler.loaded, *scheduler.loading.values(), *scheduler.waiting]
         scheduler.clear()
+        if scheduler.groups > 1:
+            self.port.shared("", [], cleared=True)
         self.pin(keep)
         self.calendar.cancel(self._end_ticket)
         self._current = None
@@ -204,7 +205,7 @@ class SimulatedEngine:
         """True if there are seats for all sequences, blocks for each, and blocks for all when they begin."""
         size, clones, config = self.block_tokens, len(request.clone_hashes), self.config
         prompt = config.most_held(request.prompt_tokens, size)
-        forked = prompt + clones * (request.prompt_tokens % size > 0)
+        forked = prompt + clones * len(config.groups) * (request.prompt_tokens % size > 0)
         longest = config.most_held(request.prompt_tokens + request.output_tokens - 1, size)
         return clones < self.config.max_running and max(forked, longest) <= self.config.g1_blocks
 
@@ -222,7 +223,7 @@ class SimulatedEngine:
             self.port.finished(request.request, [], FinishReason.TOO_LARGE)
             self._follow(request)
         else:
-            self.scheduler.waiting.append(Work(request))
+            self.scheduler.waiting.append(Work(request, self.scheduler.groups))
             if request.abort_ns is not None:
                 at_ns = max(request.abort_ns, self.calendar.now_ns)
                 left = self.totals.arrived, request.request
@@ -303,6 +304,7 @@ class SimulatedEngine:
             self._compute(plan, filled, counts, ids, hashes, ended)
         if ids:
             self.scheduler.pool.store(ids, hashes)
+            self.scheduler.store_others(filled, counts)
         self.port.filled(self._iteration, filled, counts, ids, hashes)
         for work in ended:
             self._finish(work)
@@ -362,3 +364,4 @@ class SimulatedEngine:
         self.scheduler.withhold(work.name, held)
         if not self.port.finished(work.name, held, reason):
             self.scheduler.give_back(work.name, held)
+        self.scheduler.release_others(work)

@@ -4,8 +4,8 @@ Law of this file: a window leaves engine, leader and report as the same iteratio
 ``tests/simulator/test_windows.py`` compares the two over hundreds of machines. A window of k iterations is therefore
 taken only if
 
-1. every running request decodes and sees all of its tokens, and no waiting request could be admitted between two of
-   its iterations;
+1. every running request decodes and sees all of its tokens in one group of layers, and no waiting request could be
+   admitted between two of its iterations;
 2. no request ends before its last iteration;
 3. a request arrives no earlier than in its last iteration, where it can only queue, and where the leader fetches
    nothing for it;
@@ -31,7 +31,7 @@ STEPS_MAX: Final = 4_096
 def may_be_wide(scheduler: Scheduler, plan: Plan) -> bool:
     """Rule 1, of a plan whose first iteration is formed."""
     running = len(scheduler.running)
-    if scheduler.config.window_tokens:  # each iteration may give blocks back
+    if not scheduler.config.plain:  # each iteration may give blocks back
         return False
     if plan.decoding != running or plan.prefill_tokens or plan.preempted or plan.skipped or scheduler.loaded:
         return False

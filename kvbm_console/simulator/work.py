@@ -3,6 +3,7 @@
 Law of this file: plain values that the scheduler and the engine change and all others only read.
 """
 
+from kvbm_console.simulator.device_pool import in_group
 from kvbm_console.simulator.workloads import Request
 
 
@@ -17,19 +18,39 @@ class CloneFamily:
         """Sequences that have not ended."""
 
 
-class Work:
-    """The engine's record of a request.
+class Table:
+    """The blocks of a request in one group of layers.
 
-    ``computed`` tokens have their K/V; ``blocks[i]`` holds tokens from ``i * block_tokens`` on, the first ``stored`` of
-    them are full and carry their hash. The first ``passed`` lie before the attention window and are ``NO_PLACE``.
+    ``blocks[i]`` holds tokens from ``i * block_tokens`` on, and is cached under ``hashes[i]`` when it is full. The
+    first ``passed`` lie before the attention window of the group and are ``NO_PLACE``.
+    """
+
+    __slots__ = ("blocks", "hashes", "passed")
+
+    def __init__(self, hashes: tuple[int, ...]) -> None:
+        self.hashes = hashes
+        self.blocks: list[int] = []
+        self.passed = 0
+
+    @property
+    def held(self) -> list[int]:
+        """The places of its blocks."""
+        return self.blocks[self.passed :] if self.passed else self.blocks
+
+
+class Work(Table):
+    """The engine's record of a request, and its blocks in the first group of layers; ``others`` are the further groups.
+
+    ``computed`` tokens have their K/V. The first ``stored`` blocks of each group are full and carry their hash.
     """
 
     __slots__ = (
-        "announced", "blocks", "computed", "decoding", "due", "family", "hashes", "last", "loading_from", "name",
-        "passed", "preempted", "prefilled", "request", "skipped", "starved_ns", "stored", "total",
+        "announced", "computed", "decoding", "due", "family", "last", "name", "others", "preempted", "prefilled",
+        "request", "skipped", "starved_ns", "stored", "total",
     )
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: Request, groups: int = 1) -> None:
+        super().__init__(request.hashes + request.output_hashes)
         self.request = request
         self.name = request.request
         self.total = request.prompt_tokens
@@ -37,11 +58,9 @@ class Work:
         the last of them."""
         self.last = request.prompt_tokens + request.output_tokens - 1
         """With so many computed tokens the sequence samples its last token."""
-        self.hashes = request.hashes + request.output_hashes
-        self.blocks: list[int] = []
+        self.others = [Table(tuple(in_group(group, self.hashes))) for group in range(1, groups)]
         self.computed = 0
         self.stored = 0
-        self.passed = 0
         self.announced = False
         """True if an iteration has named the request since its (re-)admission."""
         self.prefilled = False
@@ -50,8 +69,6 @@ class Work:
         """True if the leader was told that the request produces tokens."""
         self.skipped = False
         self.preempted = False
-        self.loading_from: int | None = None
-        """Index of the first block that is being loaded, None without a load."""
         self.starved_ns: int | None = None
         """The time since which the request is left out because it found no block."""
         self.due = len(request.clone_hashes)
@@ -59,22 +76,23 @@ class Work:
         self.family: CloneFamily | None = None
         """The clones once they are open."""
 
-    def clone(self, index: int, blocks: list[int]) -> "Work":
-        """Sequence ``index`` of this request, which has computed its prompt, with ``blocks``.
+    def clone(self, index: int) -> "Work":
+        """Sequence ``index`` of this request, which has computed its prompt, without blocks.
 
         A request that was preempted right before its cloning has a token more, which all sequences share then.
         """
-        other = Work(self.request.clone(index))
-        other.hashes = self.hashes[: self.stored] + other.hashes[self.stored :]
-        other.blocks, other.computed, other.stored, other.passed = blocks, self.computed, self.stored, self.passed
+        other = Work(self.request.clone(index), 1 + len(self.others))
+        for mine, table in zip(self.tables, other.tables, strict=True):
+            table.hashes = mine.hashes[: self.stored] + table.hashes[self.stored :]
+        other.computed, other.stored = self.computed, self.stored
         other.announced, other.prefilled, other.skipped = self.announced, self.prefilled, self.skipped
         other.family = self.family
         return other
 
     @property
-    def held(self) -> list[int]:
-        """The places of its blocks."""
-        return self.blocks[self.passed :] if self.passed else self.blocks
+    def tables(self) -> list[Table]:
+        """Its blocks in each group."""
+        return [self, *self.others]
 
     @property
     def sampled(self) -> int:

@@ -7,11 +7,11 @@ import pytest
 
 from kvbm_console.core import events as ev
 from kvbm_console.core import stimuli as st
-from kvbm_console.core.columns import pack_ids, unpack_ids
+from kvbm_console.core.columns import pack_hashes, pack_ids, unpack_hashes, unpack_ids
 from kvbm_console.core.ids import Condition, ReleaseReason, SlotState
 from kvbm_console.core.instructions import FencedBlocks
 
-from .engine_model import BLOCK
+from .engine_model import BLOCK, hashes_of
 from .scenes import forget_g1, stored
 from .script import Script
 
@@ -136,3 +136,29 @@ def test_the_window_of_a_held_request_does_not_move() -> None:
     script.tell(st.BlocksAllocated, "a", b"", 0, False, (), b"", 1)
     assert "cannot move while the request is held or loads" in script.why
     assert slot.passed_blocks == 0
+
+
+def test_places_given_to_another_group_lose_what_the_first_group_had() -> None:
+    """The groups of layers share the places of the device, and the leader follows the first group."""
+    script = prefilled(offload_threshold=1.0)
+    script.finish("a")
+    script.tell(st.BlocksReported, script.device, b"", b"", False, pack_ids([1, 7]), "b")
+    (evicted,) = script.told(ev.BlocksEvicted)
+    assert (unpack_ids(evicted.ids), unpack_hashes(evicted.hashes)) == ([1], hashes_of("abcd")[1:2])
+    assert script.state.pools[script.device].counts[Condition.CACHED] == 3
+
+
+@pytest.mark.parametrize(("stored", "cleared", "place", "why"), [
+    ("", False, 0, "block 0 is still referenced and cannot be given away"),
+    ("", False, 8, "from 0 to 7"),
+    ("b", False, 6, "is not described by an event stream"),
+    ("", True, 6, "is not described by an event stream"),
+])
+def test_an_engine_that_asks_tells_of_another_group_only_free_places(
+    stored: str, cleared: bool, place: int, why: str
+) -> None:
+    script = prefilled(offload_threshold=1.0)
+    script.tell(
+        st.BlocksReported, script.device, pack_hashes(hashes_of(stored)), b"", cleared, pack_ids([place]), "b"
+    )
+    assert why in script.why

@@ -31,9 +31,10 @@ from kvbm_console.core.eviction.policy import PolicyConfig
 from kvbm_console.core.ids import FinishReason, SlotState
 from kvbm_console.core.leader import Outcome
 from kvbm_console.core.stimuli import Stimulus
+from kvbm_console.planning.attention import UNBOUNDED, AttentionWindow
 from kvbm_console.planning.meter import Meter
 from kvbm_console.planning.options import SimulateOptions
-from kvbm_console.planning.recorded import AttentionWindow, RecordedLoad, RecordedWorkload, read_run
+from kvbm_console.planning.recorded import RecordedLoad, RecordedWorkload, _Reading, read_run
 from kvbm_console.planning.run import build_rig, simulate
 from kvbm_console.planning.traces import named_trace
 from kvbm_console.recording.reader import Recording
@@ -107,9 +108,12 @@ def aborting(dice: random.Random, load: Load) -> None:
             load.requests[at] = msgspec.structs.replace(request, abort_ns=later)
 
 
-def compare(seed: int, directory: Path, *, window: bool = False) -> None:
-    """Record the machine of a seed, replay the recording, and compare all events."""
-    drawn = windowed(machine_of(seed), seed) if window else machine_of(seed)
+def compare(seed: int, directory: Path, *, groups: int = 0) -> None:
+    """Record the machine of a seed, replay the recording, and compare all events.
+
+    With ``groups`` the layers of its model see windows, in so many groups.
+    """
+    drawn = windowed(machine_of(seed), seed, groups) if groups else machine_of(seed)
     load = drawn.load
     assert isinstance(load, Load)
     if not list(drawn.load.arrivals()):
@@ -137,9 +141,12 @@ def test_a_recording_of_the_simulated_engine_is_replayed_event_for_event(seed: i
     compare(seed, tmp_path)
 
 
+@pytest.mark.parametrize("groups", [1, 2, 3])
 @pytest.mark.parametrize("seed", range(1, 7))
-def test_a_recording_of_a_model_with_a_window_is_replayed_event_for_event(seed: int, tmp_path: Path) -> None:
-    compare(seed, tmp_path, window=True)
+def test_a_recording_of_a_model_with_windows_is_replayed_event_for_event(
+    seed: int, groups: int, tmp_path: Path
+) -> None:
+    compare(seed, tmp_path, groups=groups)
 
 
 @pytest.mark.slow
@@ -179,9 +186,9 @@ def test_the_recordings_of_this_project_are_replayed_event_for_event(name: str) 
 # --- real engines ---
 
 
-@pytest.mark.parametrize("name", ["alone", "refused", "chats", "trouble", "window"])
+@pytest.mark.parametrize("name", ["alone", "refused", "chats", "trouble", "window", "hybrid"])
 def test_a_recording_of_vllm_has_the_hits_of_vllm(name: str, tmp_path: Path) -> None:
-    """The scheduler's own hits within a point. All but the first and the last have a host tier.
+    """The scheduler's own hits within a point. ``refused``, ``chats`` and ``trouble`` have a host tier.
 
     In ``refused`` a load that fails ends its request, and in ``trouble`` every third load fails and is computed.
     """
@@ -198,16 +205,48 @@ def test_a_window_is_as_large_as_the_blocks_that_requests_gave_back_say(tmp_path
     """vLLM ran with a window of 64 tokens, which no event tells."""
     run_of("window").record(tmp_path, [64])
     run = read_run(str(tmp_path))
-    assert run.machine.engine.window_tokens == 64
+    assert run.machine.engine.groups == (64,)
     assert run.notes == ["all layers see a window of 64 tokens, by the blocks that requests gave back while they ran"]
     document = simulate(options_of(run, check=True)).document
     assert document["prefix_hit_rate"] == run.hit_rate
 
 
-@pytest.mark.parametrize(("name", "noted"), [("hybrid", True), ("window", False), ("alone", False)])
-def test_a_replay_says_that_it_has_one_group(name: str, noted: bool, tmp_path: Path) -> None:
-    run_of(name).record(tmp_path, [64])
-    assert ("several groups of blocks" in " ".join(read_run(str(tmp_path)).notes)) is noted
+@pytest.mark.parametrize("first", range(1, 61, 20))
+def test_the_window_of_a_further_group_lies_below_its_bound(first: int) -> None:
+    """The simulated engine tells of such a group what a tap tells."""
+    bounded = 0
+    for seed in range(first, first + 20):
+        drawn = windowed(machine_of(seed), seed, 2)
+        window = max(drawn.engine.groups)
+        load, taking = drawn.load, Taking()
+        rig = build(
+            drawn.leader, msgspec.structs.replace(drawn.engine, groups=(0, window)), load, publish=taking,
+            links=drawn.links,
+        )
+        taking.watch(rig.leader.state)
+        rig.run_to_end()
+        reading = _Reading()
+        for events in taking.events:
+            for event in events:
+                reading.take(event)
+        (found,) = reading.groups.values()
+        assert window <= found.most, f"seed {seed}"
+        bounded += found.most < UNBOUNDED
+    assert bounded > 0
+
+
+def test_a_further_group_of_blocks_sees_a_window(tmp_path: Path) -> None:
+    """vLLM ran with 34 blocks, of which it keeps one, and with a group of layers that see a window of 64 tokens."""
+    run_of("hybrid").record(tmp_path, [64])
+    run = read_run(str(tmp_path))
+    assert run.machine.engine.g1_blocks == 33
+    assert run.machine.engine.groups == (0, 64)
+    assert run.notes == [
+        "the device is as large as the highest place that a request had",
+        "group 1 of the layers sees a window of 64 tokens, by its blocks that were gone",
+    ]
+    document = simulate(options_of(run, check=True)).document
+    assert document["prefix_hit_rate"] == run.hit_rate
 
 
 def windows_of(rule: Callable[[int], int], steps: int, dice: random.Random, late: int) -> AttentionWindow:

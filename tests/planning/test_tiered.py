@@ -115,11 +115,17 @@ def machine_of(seed: int) -> Machine:
     return Machine(leader, links, engine, load, every)
 
 
-def windowed(machine: Machine, seed: int) -> Machine:
-    """The same machine with a model whose layers all see a window."""
-    block = machine.leader.block_tokens
-    window = random.Random(seed).choice([2, block + 1, 2 * block, 4 * block, 4 * block + 1, 150])
-    return msgspec.structs.replace(machine, engine=msgspec.structs.replace(machine.engine, window_tokens=window))
+def windowed(machine: Machine, seed: int, groups: int = 1) -> Machine:
+    """The same machine with a model whose layers see windows: all of them, or those of all groups but one."""
+    block, dice = machine.leader.block_tokens, random.Random(seed)
+    windows = [dice.choice([2, block + 1, 2 * block, 4 * block, 4 * block + 1, 150]) for _ in range(groups)]
+    if groups > 1:
+        windows[dice.randrange(groups)] = 0
+    engine = msgspec.structs.replace(
+        machine.engine, groups=tuple(windows), g1_blocks=machine.engine.g1_blocks * groups,
+        whole_sequences=seed % 2 == 0,
+    )
+    return msgspec.structs.replace(machine, engine=engine)
 
 
 def compare_all(first: int) -> Counter[str]:
@@ -143,12 +149,13 @@ def test_the_ledger_counts_what_the_leader_counts(first: int) -> None:
         assert min(seen_of.values()) > 0, seen_of
 
 
+@pytest.mark.parametrize("groups", [1, 2])
 @pytest.mark.parametrize("first", FEW[:2])
-def test_the_ledger_counts_what_the_leader_counts_of_a_model_with_a_window(first: int) -> None:
+def test_the_ledger_counts_what_the_leader_counts_of_a_model_with_windows(first: int, groups: int) -> None:
     """The leader audits its facts, and refuses a place that a copy still reads."""
     loads = offloads = 0
     for seed in range(first, first + TOGETHER):
-        machine = windowed(machine_of(seed), seed)
+        machine = windowed(machine_of(seed), seed, groups)
         told = machine.with_leader(windows=bool(seed % 2), check=True)
         assert machine.with_ledger(windows=bool(seed % 2)) == told, f"seed {seed}"
         document = msgspec.json.decode(told[0])

@@ -30,74 +30,64 @@ TOGETHER = 20
 CAPACITIES = Capacities(16, 8, 0, 0, 64)
 
 
-def sees(position: int, window: int, block: int, size: int) -> bool:
-    """True if the token at a position sees the last token of this block, or a token behind it."""
-    return (block + 1) * size - 1 > position - window
-
-
 class Witness(MachineLedger):
-    """A ledger that keeps who holds which place, and checks each call."""
+    """A ledger that keeps what stands in which place, and checks each call."""
 
     def __init__(self, config: EngineConfig, load: Load, block: int) -> None:
-        self.window, self.size = config.window_tokens, block
-        self.mine: dict[str, dict[int, int]] = {}
-        """Request to its blocks with their places."""
-        self.content: dict[int, int] = {}
-        self.held: Counter[int] = Counter()
-        self.gone = self.behind = self.shared = 0
-        """Blocks that windows passed, admissions behind blocks without a place, and clones."""
+        self.windows, self.size = config.groups, block
+        self.live: dict[str, Work] = {}
+        """Requests with blocks."""
+        self.content: dict[int, tuple[int, int]] = {}
+        """Place to the group and the hash of its full block."""
+        self.gone = self.behind = self.shorter = self.clones = 0
+        """Blocks that windows passed, admissions behind blocks without a place, those that a group beside the first
+        made shorter, and clones."""
         super().__init__(config, load, block)
 
-    def take(self, name: str, first: int, places: Sequence[int]) -> None:
-        mine = self.mine.setdefault(name, {})
-        for at, place in enumerate(places, first):
-            assert not self.held[place], f"{place} of {name} has a holder"
-            self.content.pop(place, None)
-            mine[at] = place
-            self.held[place] += 1
+    def take(self, work: Work, first: int) -> None:
+        """Forget what stood in the places of a request from this block on."""
+        self.live[work.name] = work
+        for table in work.tables:
+            for place in table.blocks[first:]:
+                self.content.pop(place, None)
 
-    def found(self, work: Work) -> int:
-        """The most leading blocks of which the next token sees none that is not here."""
+    def sees(self, group: int, position: int, at: int) -> bool:
+        """True if the token at a position sees a token of this block in this group, or one behind it."""
+        window = self.windows[group]
+        return not window or (at + 1) * self.size - 1 > position - window
+
+    def found(self, work: Work, groups: int) -> int:
+        """The most leading blocks of which the next token sees none that is not here, in so many groups."""
         here, most = set(self.content.values()), min(len(work.hashes), (work.total - 1) // self.size)
         return next(
             count for count in range(most, -1, -1) if all(
-                work.hashes[at] in here for at in range(count) if sees(count * self.size, self.window, at, self.size)
+                (group, work.hashes[at]) in here for group in range(groups) for at in range(count)
+                if self.sees(group, count * self.size, at)
             )
         )
 
     def admitted(self, work: Work, prefix: int, found_tokens: int) -> None:
-        assert prefix == self.found(work)
-        mine = self.mine[work.name] = {}
-        for at, place in enumerate(work.blocks[:prefix]):
-            assert sees(prefix * self.size, self.window, at, self.size) == (place != NO_PLACE)
-            if place != NO_PLACE:
-                assert self.content[place] == work.hashes[at]
-                mine[at] = place
-                self.held[place] += 1
-        self.behind += NO_PLACE in work.blocks
-        self.take(work.name, prefix, work.blocks[prefix:])
+        assert prefix == self.found(work, len(self.windows))
+        self.shorter += prefix < self.found(work, 1)
+        for group, table in enumerate(work.tables):
+            for at, place in enumerate(table.blocks[:prefix]):
+                assert self.sees(group, prefix * self.size, at) == (place != NO_PLACE)
+                assert place == NO_PLACE or self.content[place] == (group, work.hashes[at])
+            self.behind += NO_PLACE in table.blocks
+        self.take(work, prefix)
         super().admitted(work, prefix, found_tokens)
 
     def appended(self, work: Work, ids: list[int]) -> None:
-        self.take(work.name, len(work.blocks) - len(ids), ids)
+        assert work.blocks[-len(ids) :] == ids
+        self.take(work, len(work.blocks) - len(ids))
         super().appended(work, ids)
 
-    def passed(self, work: Work) -> list[int]:
-        mine = self.mine[work.name]
-        for at in [at for at in mine if not sees(work.computed, self.window, at, self.size)]:
-            self.held[mine.pop(at)] -= 1
-            self.gone += 1
-        return super().passed(work)
-
     def cloned(self, work: Work, clones: Sequence[Work], ids: list[int]) -> None:
-        full, at = work.computed // self.size, 0
+        full = work.computed // self.size
         for clone in clones:
-            self.mine[clone.name] = {block: place for block, place in self.mine[work.name].items() if block < full}
-            self.held.update(self.mine[clone.name].values())
-            tail = len(clone.blocks) - full
-            self.take(clone.name, full, ids[at : at + tail])
-            at += tail
-        self.shared += len(clones)
+            assert [table.blocks[:full] for table in clone.tables] == [table.blocks[:full] for table in work.tables]
+            self.take(clone, full)
+        self.clones += len(clones)
         super().cloned(work, clones, ids)
 
     def scheduled(self, plan: Plan, iteration: int, running: int, waiting: int) -> None:
@@ -105,52 +95,78 @@ class Witness(MachineLedger):
         counts = [(work, 1) for work in self.engine.scheduler.running[: plan.steady]]
         for work, count in [*counts, *plan.tokens]:
             end = -(-(work.computed + count) // self.size)
-            needed = [at for at in range(end) if sees(work.computed, self.window, at, self.size)]
-            assert sorted(self.mine[work.name]) == needed
-            assert [self.mine[work.name].get(at, NO_PLACE) for at in range(end)] == work.blocks
+            for group, table in enumerate(work.tables):
+                needed = [at for at in range(end) if self.sees(group, work.computed, at)]
+                assert [at for at, place in enumerate(table.blocks) if place != NO_PLACE] == needed
+                assert len(table.blocks) == end
+                self.gone += end - len(needed)
+        self.check_places()
         super().scheduled(plan, iteration, running, waiting)
+
+    def check_places(self) -> None:
+        """Two requests, or two groups, have the same place only for the same full block."""
+        stands: dict[int, tuple[object, ...]] = {}
+        for name, work in self.live.items():
+            for group, table in enumerate(work.tables):
+                for at, place in enumerate(table.blocks):
+                    mine = (group, work.hashes[at]) if at < work.stored else (group, name, at)
+                    assert place == NO_PLACE or stands.setdefault(place, mine) == mine
+                    assert place == NO_PLACE or at >= work.stored or self.content[place] == mine
+        assert len(stands) == self.engine.config.g1_blocks - self.engine.scheduler.pool.free_blocks
 
     def filled(
         self, iteration: int, works: Sequence[Work], counts: Sequence[int], ids: list[int], hashes: list[int]
     ) -> None:
-        self.content.update(zip(ids, hashes, strict=True))
+        assert ids == [place for work, count in zip(works, counts, strict=True)
+                       for place in work.blocks[work.stored - count : work.stored]]
+        for work, count in zip(works, counts, strict=True):
+            for group, table in enumerate(work.tables):
+                for at in range(work.stored - count, work.stored):
+                    if table.blocks[at] != NO_PLACE:
+                        self.content[table.blocks[at]] = group, work.hashes[at]
         super().filled(iteration, works, counts, ids, hashes)
 
     def preempted(self, work: Work) -> list[int]:
-        self.held.subtract(self.mine.pop(work.name).values())
+        del self.live[work.name]
         return super().preempted(work)
 
     def finished(self, name: str, ids: list[int], reason: FinishReason) -> bool:
-        mine = self.mine.pop(name, {})
-        assert sorted(ids) == sorted(mine.values())
-        self.held.subtract(mine.values())
+        work = self.live.pop(name, None)
+        assert ids == ([] if work is None else work.held)
         return super().finished(name, ids, reason)
 
 
-def witness_of(seed: int) -> Witness:
+def witness_of(seed: int, groups: int) -> Witness:
     dice = random.Random(seed)
     block = dice.choice([1, 4, 16, 16])
     load = load_of(dice, block)
     if seed % 3 == 0:
         load = cloned(dice, load)
     engine = engine_of(dice, load, block)
-    window = dice.choice([2, block + 1, 4 * block, 4 * block + 1, dice.randint(2, 300)])
-    config = msgspec.structs.replace(engine, window_tokens=max(2, window))
+    windows = [
+        max(2, dice.choice([2, block + 1, 4 * block, 4 * block + 1, dice.randint(2, 300)])) for _ in range(groups)
+    ]
+    if groups > 1:
+        windows[dice.randrange(groups)] = 0
+    config = msgspec.structs.replace(engine, groups=tuple(windows), whole_sequences=dice.random() < 0.5)
     least = max(config.most_held(one.prompt_tokens + one.output_tokens, block) for one in load.requests)
     if dice.random() < 0.7:  # else all requests fit at once
         config = msgspec.structs.replace(config, g1_blocks=least + dice.randint(0, 8))
     return Witness(config, load, block)
 
 
+@pytest.mark.parametrize("groups", [1, 2, 3])
 @pytest.mark.parametrize("first", range(1, 61, TOGETHER))
-def test_a_request_holds_the_blocks_that_its_next_token_sees_and_finds_by_them(first: int) -> None:
-    gone = behind = preempted = shared = 0
+def test_a_request_holds_the_blocks_that_its_next_token_sees_and_finds_by_them(first: int, groups: int) -> None:
+    seen: Counter[str] = Counter()
     for seed in range(first, first + TOGETHER):
-        witness = witness_of(seed)
+        witness = witness_of(seed, groups)
         witness.run_to_end()
-        gone, behind = gone + witness.gone, behind + witness.behind
-        preempted, shared = preempted + witness.totals.preemptions, shared + witness.shared
-    assert min(gone, behind, preempted, shared) > 0
+        seen.update(
+            gone=witness.gone, behind=witness.behind, preempted=witness.totals.preemptions, clones=witness.clones,
+            shorter=witness.shorter,
+        )
+    assert min(seen[name] for name in seen if name != "shorter" or groups > 1) > 0
 
 
 @given(st.data(), st.integers(1, 6), st.integers(0, 12))
@@ -173,23 +189,35 @@ def test_the_longest_prefix_whose_last_blocks_are_here_is_found(data: st.DataObj
 def test_a_prompt_longer_than_the_device_is_computed_when_its_window_fits() -> None:
     """The device has eight blocks of 16 tokens, and the request 40."""
     request = Request("a", 0, tuple(range(1, 39)), (39, 40), 38 * 16, 33, None)
-    config = EngineConfig(g1_blocks=8, window_tokens=32, max_batch_tokens=64)
-    for window, served in ((32, 1), (0, 0)):
-        config = msgspec.structs.replace(config, window_tokens=window)
+    config = EngineConfig(g1_blocks=8, max_batch_tokens=64)
+    for groups, served in (((32,), 1), ((0,), 0), ((32, 32), 0)):
+        config = msgspec.structs.replace(config, groups=groups)
         rig = build(LeaderConfig(), config, GivenRequests("load", [request], CAPACITIES), check=True, audit_every=1)
         rig.run_to_end()
         assert (rig.engine.totals.finished, rig.engine.totals.too_large) == (served, 1 - served)
 
 
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_request_waits_for_room_for_its_whole_prompt_if_the_engine_asks_for_that(whole: bool) -> None:
+    """The first request grows to five blocks, the second needs eight, and the device has ten."""
+    requests = [
+        Request("a", 0, (1, 2, 3, 4), (), 64, 10, None), Request("b", 1, tuple(range(11, 19)), (), 8 * 16, 2, None)
+    ]
+    config = EngineConfig(g1_blocks=10, max_batch_tokens=64, whole_sequences=whole)
+    ledger = MachineLedger(config, GivenRequests("load", requests, CAPACITIES), 16)
+    ledger.run_to_end()
+    assert (ledger.totals.preemptions > 0) is not whole
+
+
 @pytest.mark.parametrize("window", [-1, 1, 2**31])
 def test_a_window_of_no_token_is_refused(window: int) -> None:
-    with pytest.raises(UsageError, match="window_tokens must be"):
-        EngineConfig(g1_blocks=1, window_tokens=window)
+    with pytest.raises(UsageError, match="groups must be"):
+        EngineConfig(g1_blocks=1, groups=(0, window))
 
 
-@pytest.mark.parametrize("window", [0, 64])
-def test_the_label_of_a_recording_has_the_window(window: int) -> None:
-    machine = SimulatedMachine(leader=LeaderConfig(), engine=EngineConfig(g1_blocks=8, window_tokens=window))
+@pytest.mark.parametrize("groups", [(0,), (64,), (0, 64)])
+def test_the_label_of_a_recording_has_the_groups(groups: tuple[int, ...]) -> None:
+    machine = SimulatedMachine(leader=LeaderConfig(), engine=EngineConfig(g1_blocks=8, groups=groups))
     labels: dict[str, Any] = machine.labels()
     assert SimulatedMachine.of_labels(machine.leader, labels) == machine
-    assert ("window_tokens" in labels["machine"]) is (window > 0)
+    assert ("groups" in labels["machine"]) is (groups != (0,))

@@ -367,7 +367,7 @@ def places_reported(decider: Decider, pool: PoolFacts, s: st.BlocksReported) -> 
             decider.emit(ev.SourceLost, pool.info.source, 0, 0, False)  # it resets only when no request holds a block
         _forget(decider, pool, [place for place, key in enumerate(pool.hash_of) if key and not pool.refs[place]])
     else:
-        _given_out(decider, pool, places, s.request)
+        given_out(decider, pool, places, s.request)
 
 
 def _published(decider: Decider, pool: PoolFacts, request: str, places: list[int], hashes: list[int]) -> None:
@@ -404,7 +404,7 @@ def _holds(pool: PoolFacts, slot: SlotFacts, ids: list[int], hashes: list[int]) 
     )
 
 
-def _given_out(decider: Decider, pool: PoolFacts, places: list[int], request: str) -> None:
+def given_out(decider: Decider, pool: PoolFacts, places: list[int], request: str) -> None:
     """Places were given out for another group, or without a report of the request."""
     slot = decider.state.slot_named(request)
     evicted = [

@@ -16,13 +16,15 @@ from kvbm_console.core.ids import (
     EMPTY_HASH,
     NUMBER_MAX,
     Authority,
+    Condition,
     Tier,
 )
 from kvbm_console.core.instructions import (
     PoolAnswer,
 )
 from kvbm_console.core.leader.decider import Decider
-from kvbm_console.core.leader.observed import places_reported
+from kvbm_console.core.leader.observed import given_out, places_reported
+from kvbm_console.core.leader.shapes import check_report
 from kvbm_console.core.tiers import CAPACITY_MAX, REPLACEABLE, PoolFacts
 
 REPORTED_BLOCKS_MAX: Final = 1_000_000
@@ -129,6 +131,9 @@ def blocks_reported(decider: Decider, s: st.BlocksReported) -> None:
     if pools[s.pool].info.authority is Authority.OBSERVED:
         places_reported(decider, pools[s.pool], s)
         return
+    if pools[s.pool].info.authority is Authority.ENGINE and s.places and not (s.stored or s.cleared):
+        _given_out(decider, pools[s.pool], s)
+        return
     if pools[s.pool].info.authority is not Authority.STREAM:
         raise Refused(f"pool {s.pool} is not described by an event stream")
     stored = unpack_hashes(s.stored)
@@ -155,6 +160,16 @@ def blocks_reported(decider: Decider, s: st.BlocksReported) -> None:
     else:  # it was told of more than the pool holds: removals were lost, and the facts of it are void
         decider.emit(ev.BlocksSeen, s.pool, s.stored, b"", True, *more)
         decider.emit(ev.SourceLost, pool.info.source, 0, 0, False)
+
+
+def _given_out(decider: Decider, pool: PoolFacts, s: st.BlocksReported) -> None:
+    """An engine that asks gave places to one of its groups of layers, of which only the first has slots here."""
+    check_report(pool, s)
+    places = unpack_ids(s.places)
+    for place in places:
+        if place < len(pool) and pool.condition(place) not in (Condition.EMPTY, Condition.CACHED):
+            raise Refused(f"block {place} is still {pool.condition(place).label} and cannot be given away")
+    given_out(decider, pool, places, s.request)
 
 
 def _check_chains(s: st.BlocksReported, stored: int) -> None:

@@ -125,6 +125,10 @@ class Geometry(msgspec.Struct, frozen=True):
         return cls(*(int(part) for part in parts))
 
 
+WITHOUT_FLAG: Final = ("patience_ns", "groups", "whole_sequences", "early_steps", "fenced_steps")
+"""Fields of ``EngineConfig`` that a recorded machine alone has."""
+
+
 class CacheOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The tiered cache of a machine and the step model of its engine. Field names are the flags' names, the same for
     ``simulate``, ``compare``, ``serve`` and ``demo``. Capacities are in blocks, times of links in ticks of 1 us,
@@ -186,16 +190,15 @@ class CacheOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     def engine_fields(self) -> dict[str, Any]:
         """The fields of ``EngineConfig`` that these options set."""
-        fields = {
+        fields: dict[str, Any] = {
             "g1_blocks": self.total_kv_blocks, "token_bytes": self.kv_geometry.token_bytes,
             "max_batch_tokens": self.max_num_batched_tokens, "max_running": self.max_num_seqs,
             "max_waiting": self.max_waiting,
-            "patience_ns": None if self.machine is None else self.machine.engine.patience_ns,
-            "groups": None if self.machine is None else self.machine.engine.groups,
-            "whole_sequences": None if self.machine is None else self.machine.engine.whole_sequences,
             "step_base_ns": self.step_base, "prefill_token_ns": self.step_prefill_token,
             "decode_request_ns": self.step_decode_request,
         }
+        if self.machine is not None:
+            fields |= {name: getattr(self.machine.engine, name) for name in WITHOUT_FLAG}
         return {name: value for name, value in fields.items() if value is not None}
 
     @property

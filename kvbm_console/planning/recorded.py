@@ -281,6 +281,11 @@ class _Reading:
         self.iteration = 0
         self.first_place_used: set[int] = set()
         """Device pools whose place 0 was given out; vLLM never does that."""
+        self.early = False
+        """True if the engine forms a step before it knows the result of the last one: the request that ends there is
+        then left out of a step."""
+        self._stood_back = self._preempted_at_work = 0
+        """Requests that were left out and went on, and those that were preempted right after a step."""
         self.groups: dict[int, GroupWindow] = {}
         """Pools of the groups of layers that are reported beside the first group of an engine."""
         self._admitted: list[tuple[_Life, int]] = []
@@ -315,6 +320,11 @@ class _Reading:
         answers = set[int]().union(*(life.filled for life in self.lives)) - prompts
         return bool(self.below and answers) and self.below.isdisjoint(answers)
 
+    @property
+    def fenced(self) -> bool:
+        """True if requests wait for the blocks of others, and none is preempted while a step uses its blocks."""
+        return self._stood_back > 0 and not self._preempted_at_work
+
     def take(self, event: ev.Event) -> None:
         """Fold the next event."""
         look = _LOOK.get(type(event))
@@ -343,7 +353,11 @@ class _Reading:
             return
         life.computed = max(life.computed, event.computed_tokens)
         life.anchor, life.decodes = (event.computed_tokens, self.iteration), event.new is SlotState.DECODING
+        left_out = event.old in (SlotState.SKIPPED_PREFILL, SlotState.SKIPPED_DECODE)
+        self.early |= left_out and event.reason is FinishReason.LENGTH
+        self._stood_back += left_out and event.new in (SlotState.PREFILLING, SlotState.DECODING)
         if event.new is SlotState.PREEMPTED:
+            self._preempted_at_work += not left_out
             life.passed = 0
             self._waiting = {event.slot: life, **self._waiting}
         if event.reason is not None and life.ended is None:
@@ -695,7 +709,8 @@ class _Run:
         blocks = self._device_blocks(devices)
         below = {tier: self._below(engine, tier) for tier in (Tier.G2, Tier.G3)}
         config = EngineConfig(
-            g1_blocks=blocks, groups=self._groups(devices), whole_sequences=True, **self._limits(measured)
+            g1_blocks=blocks, groups=self._groups(devices), whole_sequences=True, early_steps=self.reading.early,
+            fenced_steps=self.reading.early and self.reading.fenced, **self._limits(measured)
         )
         copied_blocks, copied_bytes = self.reading.copied
         if copied_blocks:

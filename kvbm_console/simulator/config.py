@@ -39,6 +39,12 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     tokens that a token sees, itself included. 0 if it sees all tokens before it. With 1 nothing would be cached."""
     whole_sequences: bool = False
     """True if a request is admitted only when there is room for all of its tokens, not for the first chunk alone."""
+    early_steps: bool = False
+    """True if an iteration is formed before the result of the last one is known (asynchronous scheduling). A request
+    that ends, and a block that a window has passed, then come back an iteration later."""
+    fenced_steps: bool = False
+    """With ``early_steps``: True if a request of the running iteration is not preempted, because a connector may use
+    its blocks. The request that needs them waits for an iteration, and so do those behind it."""
 
     def __post_init__(self) -> None:
         for field in ("g1_blocks", "max_batch_tokens", "max_running", "max_waiting", "step_base_ns", "token_bytes"):
@@ -47,6 +53,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         for field in ("prefill_token_ns", "decode_request_ns", "patience_ns"):
             value = getattr(self, field)
             require(0 <= value <= 2**31 - 1, field, "from 0 to 2147483647", value)
+        require(self.early_steps or not self.fenced_steps, "fenced_steps", "false without early_steps", True)
         require(1 <= len(self.groups) <= GROUPS_MAX, "groups", f"from 1 to {GROUPS_MAX} groups", len(self.groups))
         for window in self.groups:
             require(0 <= window <= 2**31 - 1 and window != 1, "groups", "0 or from 2 to 2147483647", window)

@@ -19,6 +19,9 @@ Each group of layers has blocks of its own. In a group with an attention window 
 next token does not see, each time before it takes others. They stay cached. A hit needs the blocks of the window alone,
 so the blocks before it may be gone. A prefix is found if each group has what it needs of it.
 
+With ``early_steps`` an iteration is formed before the result of the last one is known. A request that has its last
+token in that one keeps its seat and blocks (``ending``), is left out, and ends when the iteration has been formed.
+
 A request of n sequences has n seats while it runs, and is admitted only when the partial blocks of its clones fit,
 too. It is cloned when it is scheduled for the first time after its prompt was computed. From then on each sequence
 is preempted and ends alone. With one token to generate it ends before that, and no clone is opened.
@@ -58,6 +61,8 @@ class Scheduler:
         self.loading: dict[str, Work] = {}
         self.loaded: list[Work] = []
         self.running: list[Work] = []
+        self.ending: list[Work] = []
+        """Requests with seats and blocks that end when the next iteration has been formed."""
         self.withheld: dict[str, list[int]] = {}
         self.preemptions = 0
         self.cloned = 0
@@ -73,7 +78,7 @@ class Scheduler:
     @property
     def live(self) -> int:
         """Requests that have arrived and not ended."""
-        return len(self.waiting) + len(self.loading) + len(self.loaded) + len(self.running)
+        return len(self.waiting) + len(self.loading) + len(self.loaded) + len(self.running) + len(self.ending)
 
     @property
     def owes(self) -> bool:
@@ -86,6 +91,7 @@ class Scheduler:
         self.loading.clear()
         self.loaded.clear()
         self.running.clear()
+        self.ending.clear()
         self._steady = self._due = 0
         self._refused = None
         self.withheld.clear()
@@ -96,9 +102,11 @@ class Scheduler:
     def form(self, now_ns: int) -> Plan | None:
         """Schedule all requests that can go on; None when no token is computed and no change is to be told."""
         running, waiting, loaded = self.running, self.waiting, self.loaded
-        if not (running or waiting or loaded):
+        if not (running or waiting or loaded or self.ending):
             return None
         plan = Plan()
+        for work in self.ending:
+            self._leave_out(plan, work)
         self._refused = None
         budget = self.config.max_batch_tokens
         # With windows the requests of an iteration take blocks that others of it have given back.
@@ -118,8 +126,15 @@ class Scheduler:
         self._settle(plan)
         if plan.steady or plan.tokens or plan.skipped:
             return plan
+        if plan.blocked:
+            self.settle()  # no iteration runs, so its blocks can be taken
         # No time passes in which a request that was just preempted would ask again.
-        return self.form(now_ns) if plan.preempted else None
+        return self.form(now_ns) if plan.preempted or plan.blocked else None
+
+    def settle(self) -> None:
+        """The results of all iterations that were formed before are known."""
+        for work in self.running:
+            work.settled = work.computed
 
     def _go_on(self, plan: Plan) -> bool:
         """A token more for each request that was decoding, as in the iteration before.
@@ -209,7 +224,7 @@ class Scheduler:
 
     def _seats_taken(self) -> int:
         """Seats of running requests and of their clones to come. A request that loads has none."""
-        return len(self.running) + self._due
+        return len(self.running) + len(self.ending) + self._due
 
     def _run(self, work: Work) -> None:
         self.running.append(work)
@@ -243,6 +258,10 @@ class Scheduler:
                 budget -= count
             elif at < len(running) and running[at] is work:
                 self._leave_out(plan, work)
+                if plan.blocked:
+                    for other in running[at + 1 :]:
+                        self._leave_out(plan, other)
+                    break
             else:
                 continue  # it was preempted; held requests may stand behind it
             at += 1
@@ -293,8 +312,9 @@ class Scheduler:
         """
         if self.config.plain or work.name in self.port.held:
             return
+        computed = work.settled if self.config.early_steps else work.computed
         for group, table in enumerate(work.tables):
-            before, passed = table.passed, passed_blocks(self.config.groups[group], work.computed, self.block_tokens)
+            before, passed = table.passed, passed_blocks(self.config.groups[group], computed, self.block_tokens)
             if passed <= before:
                 continue
             ids = table.blocks[before:passed]
@@ -318,6 +338,9 @@ class Scheduler:
             if victim is None and (plan.steady or plan.tokens):
                 return None  # its turn comes before a hold has to end
             victim = victim or self._last()
+            if self.config.fenced_steps and victim.settled < victim.computed:
+                plan.blocked = True
+                return None
             self._preempt(plan, victim)
             if victim is work:
                 return None
@@ -368,8 +391,9 @@ class Scheduler:
         return self.loaded[-1] if self.loaded else self.running[-1]
 
     def _blocks_come_back(self) -> bool:
-        """True if a copy runs whose end gives blocks back, or lets a request go on: a held copy does not end."""
-        return not (self.withheld.keys() | self.loading.keys()) <= self.port.held
+        """True if a request ends, or a copy runs whose end gives blocks back or lets a request go on: a held copy does
+        not end."""
+        return bool(self.ending) or not (self.withheld.keys() | self.loading.keys()) <= self.port.held
 
     def _patient(self, work: Work, now_ns: int) -> bool:
         if not self.withheld or self.withheld.keys() <= self.port.held:
@@ -457,7 +481,7 @@ class Scheduler:
                 self._refused = work
                 break
             del self.waiting[at]
-            work.stored, work.computed = prefix, computed
+            work.stored, work.computed, work.settled = prefix, computed, computed
             if found.tokens:
                 self.loading[work.name] = work
             self.port.admitted(work, prefix, found.tokens)

@@ -147,7 +147,9 @@ class SimulatedEngine:
     def clear(self, keep: bytes) -> None:
         """The leader was reset: forget the requests and the running iteration, clear the pool, go on with arrivals."""
         scheduler = self.scheduler
-        ended = [*scheduler.running, *scheduler.loaded, *scheduler.loading.values(), *scheduler.waiting]
+        ended = [
+            *scheduler.ending, *scheduler.running, *scheduler.loaded, *scheduler.loading.values(), *scheduler.waiting,
+        ]
         scheduler.clear()
         if scheduler.groups > 1:
             self.port.shared("", [], cleared=True)
@@ -253,7 +255,7 @@ class SimulatedEngine:
                 self.totals.output_tokens += self.scheduler.sampled
                 self.scheduler.sampled = 0
             if plan is None:
-                if self._nudged or (self.calendar.next_ns is None and self.scheduler.made_way()):
+                if self._ended_late() or self._nudged or (self.calendar.next_ns is None and self.scheduler.made_way()):
                     continue
                 return
             lasts_ns, late_ns = self.config.step_ns(plan.prefill_tokens, plan.decoding), 0
@@ -269,6 +271,7 @@ class SimulatedEngine:
             self.totals.decode_requests_most = max(self.totals.decode_requests_most, plan.decoding)
             self._current = plan
             self.scheduler.announce(plan, first)
+            self._ended_late()
             if not (plan.steady or plan.tokens):
                 self._end_iteration()
                 continue
@@ -291,6 +294,8 @@ class SimulatedEngine:
         ids: list[int] = []
         hashes: list[int] = []
         ended: list[Work] = []
+        if self.config.early_steps:
+            self.scheduler.settle()
         if plan.steady:
             self._advance(plan, filled, ended)
             for work in filled:
@@ -307,7 +312,11 @@ class SimulatedEngine:
             self.scheduler.store_others(filled, counts)
         self.port.filled(self._iteration, filled, counts, ids, hashes)
         for work in ended:
-            self._finish(work)
+            self.scheduler.remove(work)
+            if self.config.early_steps:
+                self.scheduler.ending.append(work)
+            else:
+                self._finish(work)
 
     def _advance(self, plan: Plan, filled: list[Work], ended: list[Work]) -> None:
         """The steady requests have computed one token in each iteration of the plan."""
@@ -353,8 +362,14 @@ class SimulatedEngine:
                     ended.append(work)
         self.totals.output_tokens += produced
 
+    def _ended_late(self) -> bool:
+        """End the requests whose end was not known when the iteration was formed. False if there are none."""
+        ending, self.scheduler.ending = self.scheduler.ending, []
+        for work in ending:
+            self._finish(work)
+        return bool(ending)
+
     def _finish(self, work: Work) -> None:
-        self.scheduler.remove(work)
         self._give_up(work, FinishReason.LENGTH)
         self.totals.finished += self._end(work)
 

@@ -46,7 +46,7 @@ class Work(Table):
 
     __slots__ = (
         "announced", "computed", "decoding", "due", "family", "last", "name", "others", "preempted", "prefilled",
-        "request", "skipped", "starved_ns", "stored", "total",
+        "request", "settled", "skipped", "starved_ns", "stored", "total",
     )
 
     def __init__(self, request: Request, groups: int = 1) -> None:
@@ -58,6 +58,8 @@ class Work(Table):
         the last of them."""
         self.last = request.prompt_tokens + request.output_tokens - 1
         """With so many computed tokens the sequence samples its last token."""
+        self.settled = 0
+        """With ``early_steps`` the computed tokens whose results are known when the next iteration is formed."""
         self.others = [Table(tuple(in_group(group, self.hashes))) for group in range(1, groups)]
         self.computed = 0
         self.stored = 0
@@ -84,7 +86,7 @@ class Work(Table):
         other = Work(self.request.clone(index), 1 + len(self.others))
         for mine, table in zip(self.tables, other.tables, strict=True):
             table.hashes = mine.hashes[: self.stored] + table.hashes[self.stored :]
-        other.computed, other.stored = self.computed, self.stored
+        other.computed, other.stored, other.settled = self.computed, self.stored, self.settled
         other.announced, other.prefilled, other.skipped = self.announced, self.prefilled, self.skipped
         other.family = self.family
         return other
@@ -120,6 +122,8 @@ class Plan:
         self.prefill_tokens = 0
         self.decoding = 0
         self.preempted = 0
+        self.blocked = False
+        """True if a request waits for the blocks of another, which the running iteration uses. Nobody passes it."""
         self.tell_at_once = False
         """True if calls to the leader may follow before the announcement. Then blocks are told of one by one, because
         the leader must not order a copy from a cached block that was given away already."""

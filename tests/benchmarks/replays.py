@@ -20,6 +20,7 @@ SHOWS: Final = {
     "offload": "48 places, 4 seats",
     "hybrid": "34 places, a second group of blocks",
     "window": "30 places, all layers see a window",
+    "early": "36 places, asynchronous scheduling",
 }
 
 

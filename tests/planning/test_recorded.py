@@ -186,7 +186,7 @@ def test_the_recordings_of_this_project_are_replayed_event_for_event(name: str) 
 # --- real engines ---
 
 
-@pytest.mark.parametrize("name", ["alone", "refused", "chats", "trouble", "window", "hybrid"])
+@pytest.mark.parametrize("name", ["alone", "refused", "chats", "trouble", "window", "hybrid", "early"])
 def test_a_recording_of_vllm_has_the_hits_of_vllm(name: str, tmp_path: Path) -> None:
     """The scheduler's own hits within a point. ``refused``, ``chats`` and ``trouble`` have a host tier.
 
@@ -199,6 +199,16 @@ def test_a_recording_of_vllm_has_the_hits_of_vllm(name: str, tmp_path: Path) -> 
     assert run.hit_rate is not None
     assert abs(document["prefix_hit_rate"] - run.hit_rate) < 0.01
     assert document["requests_completed"] == len(run.requests) - document["requests_aborted"]
+
+
+@pytest.mark.parametrize("name", ["alone", "early"])
+def test_an_engine_that_forms_steps_early_leaves_out_a_request_that_ends(name: str, tmp_path: Path) -> None:
+    """With a connector a request that a step works on is not preempted."""
+    run_of(name).record(tmp_path, [64])
+    run = read_run(str(tmp_path))
+    early = name == "early"
+    assert (run.machine.engine.early_steps, run.machine.engine.fenced_steps) == (early, early)
+    assert simulate(options_of(run)).document["prefix_hit_rate"] == run.hit_rate
 
 
 def test_a_window_is_as_large_as_the_blocks_that_requests_gave_back_say(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ class Witness(MachineLedger):
     """A ledger that keeps what stands in which place, and checks each call."""
 
     def __init__(self, config: EngineConfig, load: Load, block: int) -> None:
-        self.windows, self.size = config.groups, block
+        self.windows, self.size, self.early = config.groups, block, config.early_steps
         self.live: dict[str, Work] = {}
         """Requests with blocks."""
         self.content: dict[int, tuple[int, int]] = {}
@@ -95,8 +95,9 @@ class Witness(MachineLedger):
         counts = [(work, 1) for work in self.engine.scheduler.running[: plan.steady]]
         for work, count in [*counts, *plan.tokens]:
             end = -(-(work.computed + count) // self.size)
+            known = work.settled if self.early else work.computed
             for group, table in enumerate(work.tables):
-                needed = [at for at in range(end) if self.sees(group, work.computed, at)]
+                needed = [at for at in range(end) if self.sees(group, known, at)]
                 assert [at for at, place in enumerate(table.blocks) if place != NO_PLACE] == needed
                 assert len(table.blocks) == end
                 self.gone += end - len(needed)
@@ -148,7 +149,11 @@ def witness_of(seed: int, groups: int) -> Witness:
     ]
     if groups > 1:
         windows[dice.randrange(groups)] = 0
-    config = msgspec.structs.replace(engine, groups=tuple(windows), whole_sequences=dice.random() < 0.5)
+    early = dice.random() < 0.4
+    config = msgspec.structs.replace(
+        engine, groups=tuple(windows), whole_sequences=dice.random() < 0.5, early_steps=early,
+        fenced_steps=early and dice.random() < 0.5,
+    )
     least = max(config.most_held(one.prompt_tokens + one.output_tokens, block) for one in load.requests)
     if dice.random() < 0.7:  # else all requests fit at once
         config = msgspec.structs.replace(config, g1_blocks=least + dice.randint(0, 8))
@@ -209,10 +214,30 @@ def test_a_request_waits_for_room_for_its_whole_prompt_if_the_engine_asks_for_th
     assert (ledger.totals.preemptions > 0) is not whole
 
 
+@pytest.mark.parametrize("early", [True, False])
+def test_a_seat_is_free_an_iteration_later_if_iterations_are_formed_early(early: bool) -> None:
+    """The first request takes two iterations of 5 ms, and then the second is alone."""
+    requests = [Request("a", 0, (), (), 5, 2, None), Request("b", 1, (), (), 5, 1, None)]
+    config = EngineConfig(
+        g1_blocks=4, max_running=1, early_steps=early, step_base_ns=5_000_000, prefill_token_ns=0, decode_request_ns=0
+    )
+    ended: dict[str, int] = {}
+    load = GivenRequests("load", requests, CAPACITIES)
+    ledger = MachineLedger(config, load, 16, ended=lambda record: ended.update({record.request: record.finished_ns}))
+    ledger.run_to_end()
+    assert ended == {"a": 10_000_000, "b": 15_000_000}
+    assert ledger.engine.totals.iterations == 3 + 2 * early
+
+
 @pytest.mark.parametrize("window", [-1, 1, 2**31])
 def test_a_window_of_no_token_is_refused(window: int) -> None:
     with pytest.raises(UsageError, match="groups must be"):
         EngineConfig(g1_blocks=1, groups=(0, window))
+
+
+def test_steps_that_are_not_early_need_no_fence() -> None:
+    with pytest.raises(UsageError, match="fenced_steps must be false without early_steps"):
+        EngineConfig(g1_blocks=1, fenced_steps=True)
 
 
 @pytest.mark.parametrize("groups", [(0,), (64,), (0, 64)])

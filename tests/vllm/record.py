@@ -46,13 +46,14 @@ RUNS: Final[dict[str, Any]] = {
     ),
     "hybrid": (tap(), {"blocks": 34, "running": 8, "groups": ("full", "window")}, (7, 6, 3), 0.0),
     "window": (tap(), {"blocks": 30, "running": 8, "groups": ("window",)}, (8, 6, 3), 0.02),
+    "early": (tap(), {"blocks": 36, "running": 8, "scheduling": {"async_scheduling": True}}, (41, 6, 4), 0.0),
     "chats": (tap(offloading(400)), {"blocks": 256, "running": 16}, (12, 60, 5), 0.0),
 }
 """Name to connector, sizes, (seed, sessions, turns) of the workload, and the probability of an abort before a step.
 
 ``trouble`` has loads that fail and are computed instead, preemptions and aborts; in ``refused`` a failed load ends its
-request; ``hybrid`` has a second group of blocks, of layers that see a window, and ``window`` has these alone; ``chats``
-is large enough for a hit rate.
+request; ``hybrid`` has a second group of blocks, of layers that see a window, and ``window`` has these alone; ``early``
+forms a step before the result of the last one is known; ``chats`` is large enough for a hit rate.
 """
 STEP_NS: Final = 8_000_000
 TOKEN_NS: Final = 50_000

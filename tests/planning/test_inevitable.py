@@ -106,12 +106,14 @@ def spares(run: RecordedLoad, found: Counterfactual, trouble: Trouble, record: R
 
 
 def alternatives(run: RecordedLoad) -> Iterator[SimulateOptions]:
-    """Limits, the threshold and memory without end can change while a machine runs."""
+    """Limits, the threshold and memory without end can change while a machine runs; a tier below also with copies of
+    all that is above it."""
     now, engine = options_of(run), run.machine.engine
     for tier in TIERS.values():
         if size := getattr(now, tier):
             yield msgspec.structs.replace(now, **{tier: size + 4_096})
-            yield msgspec.structs.replace(now, **{tier: size + 4_096}, kv_offload_threshold=0.0)
+            if tier != "total_kv_blocks":
+                yield msgspec.structs.replace(now, **{tier: size + 4_096}, kv_offload_threshold=0.0)
     for threshold in (0.0, 0.5, 0.9) if run.machine.leader.g2_blocks else ():
         yield msgspec.structs.replace(now, kv_offload_threshold=threshold)
     for factor in (0.25, 4):

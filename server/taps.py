@@ -47,8 +47,8 @@ class TapListener:
         self._path = Path(tap_path(address))
         self._taps: set[asyncio.Task[None]] = set()
         self._socket: socket.socket | None = None
-        self._refused = ""
-        """The last sentence by which a tap was refused, so that a tap that asks again is logged once."""
+        self._warned = ""
+        """The last sentence about a tap without a reporter, so that a tap that asks again is logged once."""
 
     def open(self) -> None:
         """Listen. The daemon holds the lock of its own path, so a file that lies here is of a dead daemon."""
@@ -97,11 +97,15 @@ class TapListener:
                 return
             except (OSError, ValueError, TimeoutError):
                 return
-            process = await asyncio.create_subprocess_exec(
-                sys.executable, "-P", "-m", "kvbm_console.reporter", str(connection.fileno()),
-                msgspec.json.encode(settings).decode(), "--once", pass_fds=(connection.fileno(),),
-                stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.DEVNULL, start_new_session=True,
-            )
+            try:
+                process = await asyncio.create_subprocess_exec(
+                    sys.executable, "-P", "-m", "kvbm_console.reporter", str(connection.fileno()),
+                    msgspec.json.encode(settings).decode(), "--once", pass_fds=(connection.fileno(),),
+                    stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.DEVNULL, start_new_session=True,
+                )
+            except OSError as error:  # no descriptors or no processes: the tap tries again
+                self._warn(f"no reporter could be started for a tap: {error}")
+                return
         try:
             await process.wait()
         finally:
@@ -113,10 +117,13 @@ class TapListener:
                             await process.wait()
                     process.kill()
 
+    def _warn(self, sentence: str) -> None:
+        if sentence != self._warned:
+            self._warned = sentence
+            log.warning("%s", sentence)
+
     async def _refuse(self, connection: socket.socket, sentence: str) -> None:
-        if sentence != self._refused:
-            self._refused = sentence
-            log.warning("a tap was refused: %s", sentence)
+        self._warn(f"a tap was refused: {sentence}")
         data = msgspec.msgpack.encode(TapAnswer(refused=sentence))
         with contextlib.suppress(OSError, TimeoutError):
             async with asyncio.timeout(self._wait_s):

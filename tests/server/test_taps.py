@@ -4,6 +4,8 @@ Law of this file: a peer costs the daemon one bounded read and one place among t
 """
 
 import asyncio
+import errno
+import gc
 import socket
 import stat
 from collections.abc import AsyncIterator
@@ -79,6 +81,30 @@ async def test_the_end_of_a_daemon_ends_its_reporters() -> None:
         assert (await answer(reader)).listens is True
     await reader.read()  # to its end
     writer.close()
+
+
+@pytest.mark.asyncio
+async def test_a_tap_for_which_no_reporter_can_start_is_closed_and_said_once(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The task of the tap failed, and asyncio printed its traceback some time later."""
+    async def no_descriptors(*_: Any, **__: Any) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    failed = list[dict[str, Any]]()
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: failed.append(context))
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", no_descriptors)
+    async with listening() as path:
+        for _ in range(3):
+            reader, writer = await asyncio.open_unix_connection(path)
+            writer.write(frame(SETTINGS))
+            assert await reader.read() == b""
+            writer.close()
+    gc.collect()
+    assert not failed
+    assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [
+        "no reporter could be started for a tap: [Errno 24] Too many open files"
+    ]
 
 
 @pytest.mark.asyncio

@@ -125,9 +125,10 @@ def told_machine(run: RecordedLoad, trouble: Trouble) -> SimulateOptions:
     """The machine that would have helped before the event. More memory than it has may help less."""
     words = trouble.inevitable.partition("before it, ")[2].removesuffix(" would have helped").split()
     assert words, trouble.inevitable
-    values = {flag.removeprefix("--").replace("-", "_"): value for flag, value in zip(words[::2], words[1::2], strict=True)}
+    fields = [flag.removeprefix("--").replace("-", "_") for flag in words[::2]]
     return msgspec.structs.replace(options_of(run), **{
-        field: int(value) if value.isdecimal() else float(value) for field, value in values.items()
+        field: int(value) if value.isdecimal() else float(value)
+        for field, value in zip(fields, words[1::2], strict=True)
     })
 
 

@@ -48,6 +48,8 @@ log = logging.getLogger("kvbm_console.server")
 
 OUTBOX_MAX: Final = 65_536
 """Messages that an engine may leave unread: minutes of an ordinary engine, and at most some tens of megabytes."""
+LAST_WRITES_S: Final = 1.0
+"""Time for the messages to an engine that says no more."""
 
 
 class FeedSink:
@@ -77,6 +79,7 @@ class FeedSink:
         self._held: frozenset[int] = frozenset()
         self.overflowed = False
         self.closing = False
+        self._ended = False
         self.copies_stopped = False
         """True if the mover has said that none of its copies runs any more."""
 
@@ -100,8 +103,8 @@ class FeedSink:
         self._wake.set()
 
     async def take(self) -> bytes | None:
-        """The next message; None when the engine has fallen too far behind or the daemon ends."""
-        while not self._outbox and not self.overflowed and not self.closing:
+        """The next message; None when the engine has fallen too far behind, or the feed or the daemon ends."""
+        while not (self._outbox or self.overflowed or self.closing or self._ended):
             self._wake.clear()
             await self._wake.wait()
         return None if self.overflowed or not self._outbox else self._outbox.popleft()
@@ -109,6 +112,11 @@ class FeedSink:
     def close(self) -> None:
         """End the feed with the daemon; the writer sends its pending messages."""
         self.closing = True
+        self._wake.set()
+
+    def end(self) -> None:
+        """The engine says no more; the writer sends its pending messages."""
+        self._ended = True
         self._wake.set()
 
     def look(self) -> None:
@@ -317,6 +325,9 @@ class FeedMethod:
         writer = asyncio.ensure_future(self._write(sink, context))
         try:
             await asyncio.wait((reader, writer), return_when=asyncio.FIRST_COMPLETED)
+            sink.end()
+            # While a write runs, the RPC library cannot end the call with a status: its caller would wait for ever.
+            await asyncio.wait((writer,), timeout=LAST_WRITES_S)
         finally:
             for task in (reader, writer):
                 task.cancel()

@@ -1,9 +1,12 @@
 """A real daemon on a real socket: hello, questions, the stream, a debugger session, an engine that feeds."""
 
 import asyncio
+import contextlib
 import subprocess
 import sys
 
+import grpc
+import grpc.aio
 import pytest
 
 from kvbm_console.client import Client, Ended, FeedClient
@@ -18,7 +21,8 @@ from kvbm_console.core.instructions import FinishAnswer, MatchAnswer, StartTrans
 from kvbm_console.stream.feed import SnapshotTaken
 from kvbm_console.stream.verbs import ContinueHold, Disarm, EnableBreakpoint, RemoveBreakpoint, SetBreakpoint
 from kvbm_console.wire.batches import MSGPACK, PROTOBUF
-from kvbm_console.wire.protocol import PROTOCOL_MAJOR, process_began
+from kvbm_console.wire.protocol import PROTOCOL_MAJOR, method_path, process_began
+from kvbm_console.wire.v1 import console_pb2 as pb
 from server.daemon import Daemon
 from tests.server.daemons import (
     Mirror,
@@ -242,6 +246,22 @@ async def test_a_feed_that_says_what_it_may_not_is_ended_with_a_sentence() -> No
                 await feed.submit(st.Disarmed, "me")
         assert daemon.service.state.seq >= 2
         await asyncio.wait_for(client.status(), 5)
+
+
+@pytest.mark.asyncio
+async def test_a_feed_that_is_wrong_right_behind_its_opening_is_ended() -> None:
+    """One in four got no status: the reply to its opening was still being written, and the library ended no call then.
+    """
+    async with daemon_at(None) as daemon, grpc.aio.insecure_channel(daemon.address) as channel:
+        for _ in range(40):
+            stream = channel.stream_stream(method_path("Feed"))()
+            with contextlib.suppress(grpc.aio.AioRpcError):  # the status may be there before the message
+                await stream.write(pb.FeedRequest(open=pb.OpenFeed(name="engine")).SerializeToString())
+                await stream.write(b"\xff")
+            with contextlib.suppress(grpc.aio.AioRpcError):
+                while await stream.read() is not grpc.aio.EOF:
+                    pass
+            assert await stream.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
 CONFIG = LeaderConfig(g2_blocks=64, offload_threshold=0.0)

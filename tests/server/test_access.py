@@ -80,12 +80,9 @@ async def refusals(address: str) -> dict[str, grpc.StatusCode]:
             call = getattr(channel, f"{kind}_{answers}")(method_path(name))
             try:
                 if kind == "stream":
-                    stream = call()
-                    await stream.write(b"")
-                    await stream.done_writing()
-                    while await stream.read() is not grpc.aio.EOF:
-                        pass
-                elif answers == "stream":
+                    found[name] = await code_of(channel, name, b"")
+                    continue
+                if answers == "stream":
                     async for _ in call(b""):
                         break
                 else:
@@ -109,16 +106,19 @@ async def test_f27_an_observer_is_refused_every_controlling_method() -> None:
     assert {"Control", "Feed"} <= controlling
 
 
-async def code_of_control(channel: grpc.aio.Channel, request: pb.ControlRequest) -> grpc.StatusCode:
-    """How the daemon ends a Control stream that begins with this request.
+async def code_of(channel: grpc.aio.Channel, method: str, message: bytes) -> grpc.StatusCode:
+    """How the daemon ends a stream of a method that says this alone.
 
     A message that is written while the refusal arrives makes grpcio put an internal error of its own in place of the
     daemon's code; then the stream is asked for again. The daemon's internal errors say that its log says why.
     """
     while True:
-        stream = channel.stream_stream(method_path("Control"))()
+        stream = channel.stream_stream(method_path(method))()
         with contextlib.suppress(grpc.aio.AioRpcError):  # the refusal may be there before the message
-            await stream.write(request.SerializeToString())
+            await stream.write(message)
+            await stream.done_writing()
+            while await stream.read() is not grpc.aio.EOF:
+                pass
         code: grpc.StatusCode = await stream.code()
         if code is not grpc.StatusCode.INTERNAL or "the daemon's log" in await stream.details():
             return code
@@ -135,7 +135,8 @@ async def test_f27_an_observer_is_refused_every_verb_of_a_session() -> None:
             for verb in verbs:
                 request = pb.ControlRequest(id=1)
                 getattr(request, verb).SetInParent()
-                assert await code_of_control(channel, request) is grpc.StatusCode.PERMISSION_DENIED, verb
+                code = await code_of(channel, "Control", request.SerializeToString())
+                assert code is grpc.StatusCode.PERMISSION_DENIED, verb
         async with Client(daemon.address) as client:
             with pytest.raises(Refused, match="needs the role control"):
                 await client.control("me", lease=False).open()

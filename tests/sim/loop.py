@@ -42,7 +42,7 @@ class Loop(asyncio.AbstractEventLoop):
         self.serving = False
         """Engines depend on it now: it must not wait for anything but its own events."""
         self.waited_ns = 0
-        """The longest time for which a callback of a serving loop stood still."""
+        """The longest time for which a callback of a serving loop stood still, but for freezes of its process."""
         self.disk_calls: list[str] = []
         """Calls that the thread of a serving loop made to the disk."""
         self.one_event_a_turn = False
@@ -252,10 +252,10 @@ class Loop(asyncio.AbstractEventLoop):
         for _ in range(len(self._ready)):
             handle = self._ready.popleft()
             if not handle.cancelled():
-                before = world.now
+                before = world.now - self.process.frozen_ns
                 handle._run()
-                if self.serving and world.now - before > self.waited_ns:
-                    self.waited_ns = world.now - before
+                if self.serving:
+                    self.waited_ns = max(self.waited_ns, world.now - self.process.frozen_ns - before)
         world.require_alive(self.process)
         if self._stopped:
             return

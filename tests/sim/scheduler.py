@@ -56,6 +56,8 @@ class Process:
         self.world = world
         self.name = name
         self.parent: Process | None = None
+        self.frozen_ns = self._frozen_at = 0
+        """How long it was frozen, and since when it is."""
         self.dead = False
         self.frozen = False
         self.threads: list[Thread] = []
@@ -88,12 +90,14 @@ class Process:
             return
         self.world.trace("freeze", self.name)
         self.frozen = True
+        self._frozen_at = self.world.now
         self.world.after(seconds, self.thaw)
 
     def thaw(self) -> None:
         """Go on."""
         if self.frozen:
             self.frozen = False
+            self.frozen_ns += self.world.now - self._frozen_at
             parked, self.parked = self.parked, []
             for thread in parked:
                 thread.queued = False

@@ -146,7 +146,7 @@ def _lines(plan: "MachinePlan") -> list[str]:
         for cells, row in zip(shown, [*plan.changes, *([plan.together] if plan.together else [])], strict=True):
             cells.append("" if row.happened is None else f"{100 * row.happened:.1f} %")
     lines += ["", *table(headings, shown, right=(1, 2, 3, 4, 5, 6))]
-    if any(row.cliff for row in (plan.today, *plan.changes, *plan.answers)):
+    if any(row is not None and row.cliff for row in (plan.today, plan.budget, *plan.changes, *plan.answers)):
         lines += ["", f"cliff: the working set just fits, so a quarter more or less of it changes the hit rate by "
                       f"{100 * CLIFF:.0f} points or more"]
     if plan.answer:

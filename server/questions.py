@@ -45,8 +45,8 @@ take the interpreter's lock, and keep it for milliseconds."""
 CALLERS_MAX: Final = 1_024
 """Callers whose questions are remembered. Beyond it, the caller that asked longest ago is forgotten."""
 CALL_NS: Final = 600_000
-"""Cost of a call beside our own work, in the RPC library and in turns of the loop, of which a call needs 20 to 30:
-0.3 ms on an idle loop, 0.6 to 1 ms beside an engine that fills the caches meanwhile."""
+"""Cost of a call beside our own work, in the RPC library and in turns of the loop: 0.3 ms on an idle loop, 0.6 to 1 ms
+beside an engine that fills the caches meanwhile."""
 WAITING_MAX: Final = 512
 """Questions that wait in a lane: those take some ten seconds."""
 CALLER_WAITING_MAX: Final = 128

@@ -24,8 +24,8 @@ class AttentionWindow:
     def __init__(self) -> None:
         self.block_tokens = 0
         self.moves = 0
-        self._least, self._most = 2, 2**62
-        self._decoded_least, self._decoded_most = 2, 2**62
+        self._least, self._most = 2, UNBOUNDED
+        self._decoded_least, self._decoded_most = 2, UNBOUNDED
         """The size, or a token more if the engine is late."""
 
     @property

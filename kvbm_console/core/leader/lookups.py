@@ -9,7 +9,17 @@ from kvbm_console.core import stimuli as st
 from kvbm_console.core.columns import gather, unpack_hashes, unpack_ids
 from kvbm_console.core.config import REQUEST_ID_BYTES_MAX
 from kvbm_console.core.errors import Refused
-from kvbm_console.core.ids import EMPTY_HASH, EvictRule, MissReason, ReleaseReason, Route, Site, SlotState, WaitPoint
+from kvbm_console.core.ids import (
+    EMPTY_HASH,
+    Condition,
+    EvictRule,
+    MissReason,
+    ReleaseReason,
+    Route,
+    Site,
+    SlotState,
+    WaitPoint,
+)
 from kvbm_console.core.instructions import FencedBlocks, MatchAnswer
 from kvbm_console.core.leader import prefetch
 from kvbm_console.core.leader.decider import Decider
@@ -303,12 +313,16 @@ def check_device_ids(
     for at, place in enumerate(ids[:prefix], passed):
         if place >= len(pool) or pool.hash_of[place] != slot.hashes[at] or pool.content[place] != READY:
             raise Refused(f"block {place} does not hold block {at} of {slot.request!r}")
-    for place in ids[prefix:]:
-        if place >= len(pool):
-            continue
-        if pool.refs[place] or place in pool.quarantined or pool.content[place] == WRITING:
-            raise Refused(f"block {place} is still {pool.condition(place).label} and cannot be given away")
+    check_given(pool, ids[prefix:])
     return prefix
+
+
+def check_given(pool: PoolFacts, places: list[int]) -> None:
+    """Raise ``Refused`` for a place that is held, written or under quarantine; a place that is not known yet is free.
+    """
+    for place in places:
+        if place < len(pool) and pool.condition(place) not in (Condition.EMPTY, Condition.CACHED):
+            raise Refused(f"block {place} is still {pool.condition(place).label} and cannot be given away")
 
 
 def _can_be_given(pool: PoolFacts, slot: SlotFacts, reused: list[int], fresh: list[int], passed: int) -> bool:

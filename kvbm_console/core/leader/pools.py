@@ -16,13 +16,13 @@ from kvbm_console.core.ids import (
     EMPTY_HASH,
     NUMBER_MAX,
     Authority,
-    Condition,
     Tier,
 )
 from kvbm_console.core.instructions import (
     PoolAnswer,
 )
 from kvbm_console.core.leader.decider import Decider
+from kvbm_console.core.leader.lookups import check_given
 from kvbm_console.core.leader.observed import given_out, places_reported
 from kvbm_console.core.leader.shapes import check_report
 from kvbm_console.core.tiers import CAPACITY_MAX, REPLACEABLE, PoolFacts
@@ -166,9 +166,7 @@ def _given_out(decider: Decider, pool: PoolFacts, s: st.BlocksReported) -> None:
     """An engine that asks gave places to one of its groups of layers, of which only the first has slots here."""
     check_report(pool, s)
     places = unpack_ids(s.places)
-    for place in places:
-        if place < len(pool) and pool.condition(place) not in (Condition.EMPTY, Condition.CACHED):
-            raise Refused(f"block {place} is still {pool.condition(place).label} and cannot be given away")
+    check_given(pool, places)
     given_out(decider, pool, places, s.request)
 
 

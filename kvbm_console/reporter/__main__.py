@@ -30,6 +30,7 @@ from kvbm_console.tap.sender import LENGTH, LOOK_AGAIN_S, TapAnswer, TapSettings
 
 FRAME_MAX: Final = 64 * 2**20
 """One burst of the tap: the hashes of a few prompts of a million tokens."""
+READ_BYTES: Final = 2**20
 BATCH_CALLS: Final = 512
 SLACK_NS: Final = 1_000_000_000
 """Time that a hold may last beyond its limit on the engine's side when the daemon freezes."""
@@ -42,6 +43,8 @@ class Reporter:
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, settings: TapSettings, *, once: bool = False
     ) -> None:
         self._reader, self._writer = reader, writer
+        self._received = bytearray()
+        """The beginning of the next frame."""
         self._once = once
         self._settings = settings
         self._translator = Translator(settings)
@@ -77,14 +80,37 @@ class Reporter:
             await self._writer.drain()
 
     async def _read(self) -> list[Any] | None:
-        """The next messages of the tap, None at its end."""
+        """The messages of all frames that have arrived, at least of one; None at the tap's end.
+
+        One answer of a daemon far away takes longer than the engine's next steps. With a frame for each answer the
+        daemon would be shown an ever older engine.
+        """
+        messages: list[Any] = []
         try:
-            (size,) = LENGTH.unpack(await self._reader.readexactly(LENGTH.size))
-            if size > FRAME_MAX:
-                return None
-            return msgspec.msgpack.decode(await self._reader.readexactly(size), type=list[list[Any]])
-        except (asyncio.IncompleteReadError, ConnectionError, msgspec.DecodeError):
+            while not messages:
+                data = await self._reader.read(READ_BYTES)
+                if not data:
+                    return None
+                self._received += data
+                messages = self._frames()
+        except (ConnectionError, ValueError):  # a frame is no MessagePack, or too large
             return None
+        return messages
+
+    def _frames(self) -> list[Any]:
+        """Take the messages of all whole frames. Raises ``ValueError``."""
+        buffer, messages, at = self._received, list[Any](), 0
+        while len(buffer) >= at + LENGTH.size:
+            (size,) = LENGTH.unpack_from(buffer, at)
+            if size > FRAME_MAX:
+                raise ValueError(f"a frame of {size} bytes")
+            end = at + LENGTH.size + size
+            if len(buffer) < end:
+                break
+            messages += msgspec.msgpack.decode(buffer[at + LENGTH.size : end], type=list[list[Any]])
+            at = end
+        del buffer[:at]
+        return messages
 
     def _reading(self) -> "asyncio.Task[list[Any] | None]":
         # The read is never cancelled, because a frame must not be read in halves.

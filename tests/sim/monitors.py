@@ -68,6 +68,8 @@ KEEP_S: Final = 1.0
 """So long a directory may be above its bound before the recorder must say why, while the disk has faults and a moment
 behind them; at any other time it never is."""
 KEYFRAMES_SHARE: Final = 2.5
+KEEP_SHARE: Final = 0.25
+"""A segment that takes this part of ``--keep`` is full, however large its keyframe is."""
 EMPTY_SEGMENTS_MAX: Final = 3
 """A full segment has four times the bytes of its first keyframe. What it took since the last look is not seen."""
 UNSAID_S: Final = 4.0
@@ -361,7 +363,7 @@ class Monitors:
             )
 
     def _look_at_segments(self, recorder: Any, status: Any) -> None:
-        """A segment that ends was full: mostly with events, and not with its first keyframe alone."""
+        """A segment that ends was full: mostly with events, or with what ``keep`` has room for."""
         simulation, last = self.simulation, self._segment_seen
         segment = recorder, status.segment
         if last is None or last[0] != segment:
@@ -370,7 +372,10 @@ class Monitors:
                 _, since, size, first = last
                 asked = any(actor.kind == "operator" for actor in simulation.actors)
                 young = self.world.now - since < simulation.recording.segment_ns
-                self._empty_segments += young and not asked and size < KEYFRAMES_SHARE * first
+                full = KEYFRAMES_SHARE * first
+                if simulation.keep is not None:
+                    full = min(full, simulation.keep * KEEP_SHARE)
+                self._empty_segments += young and not asked and size < full
             if self._empty_segments > EMPTY_SEGMENTS_MAX:
                 self.violated("work", f"{self._empty_segments} segments ended with little but their first keyframe")
             self._segment_seen = segment, self.world.now, status.bytes, recorder._first_bytes

@@ -136,6 +136,7 @@ class Daemon:
             self._end_processes()
             raise
         self.questions = Questions()
+        self.service.broadcaster.strain = self.questions.own.strain
         self.publisher = None if options.fleet is None else FleetPublisher(
             options.fleet, self.service, self.lints, self.questions, program=options.program, name=options.target,
             address=lambda: self.address, keyframe=lambda: None if self.events is None else self.events.keyframe,

@@ -42,6 +42,10 @@ ASKED_NS: Final = 20_000_000
 ASKING_SHARE: Final = 512
 """Asking takes at most this part of the thread's time. The answer takes 3 to 110 us, but meanwhile another thread may
 take the interpreter's lock, and keep it for milliseconds."""
+STRAIN_NS: Final = 200_000_000
+"""The strain of a thread is measured over this time, in which the processor changes threads some twenty times."""
+STRAIN_MAX: Final = 4.0
+"""Bound of a strain: what waits for it is not late by more."""
 CALLERS_MAX: Final = 1_024
 """Callers whose questions are remembered. Beyond it, the caller that asked longest ago is forgotten."""
 CALL_NS: Final = 600_000
@@ -71,12 +75,24 @@ class OwnTime:
     """
 
     def __init__(self) -> None:
+        self._strain = 1.0
+        self._since_ns, self._since_waited_ns = time.monotonic_ns(), waited_ns()
         self._ask(time.monotonic_ns())
 
     def _ask(self, now_ns: int) -> None:
         self._waited_ns = waited_ns()
         took_ns = time.monotonic_ns() - now_ns
         self._ask_at_ns = now_ns + max(ASKED_NS, ASKING_SHARE * took_ns)
+        wall_ns = now_ns - self._since_ns
+        if wall_ns >= STRAIN_NS:
+            own_ns = wall_ns - (self._waited_ns - self._since_waited_ns)
+            self._strain = min(STRAIN_MAX, max(1.0, wall_ns / max(own_ns, 1)))
+            self._since_ns, self._since_waited_ns = now_ns, self._waited_ns
+
+    def strain(self) -> float:
+        """Time of the wall for each second of the thread's own time, from 1 to ``STRAIN_MAX``, lately."""
+        self()
+        return self._strain
 
     def __call__(self) -> int:
         now_ns = time.monotonic_ns()
@@ -249,14 +265,15 @@ class Role:
 
 
 class Questions:
-    """The callers of a daemon, by role."""
+    """The callers of a daemon, by role. All share the time of the thread that makes this object."""
 
     def __init__(self) -> None:
-        self.observers = Role()
-        self.controllers = Role()
-        self.probes = Role()
+        self.own = OwnTime()
+        self.observers = Role(self.own)
+        self.controllers = Role(self.own)
+        self.probes = Role(self.own)
         """Of the services that tell health and the contract."""
-        self.scrapers = Role()
+        self.scrapers = Role(self.own)
         """Of the page of metrics."""
 
     @property

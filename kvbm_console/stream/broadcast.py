@@ -2,9 +2,9 @@
 
 A flush happens at once when the last flush is older than the gap. Otherwise it waits for the loop's next turn, so that
 all events of one turn go out together. It waits longer while recent flushes have been more frequent than one per gap.
-The gap follows the cost of the last fan-out and the number of readers, between 0.5 ms (5 ms under load) and 20 ms. At a
-thousand events a second each event is on the wire at once. At a million they are sent in chunks that are worth their
-fixed cost.
+The gap follows the cost of the last fan-out and the number of readers, between 0.5 ms and 20 ms. Under load it is at
+its bound. At a thousand events a second each event is on the wire at once. At a million they are sent in chunks that
+are worth their fixed cost.
 
 The broadcaster limits the average flush rate. A fixed minimum gap would penalise a publisher driven by the same loop.
 Asyncio timers fire up to 1 ms late, so every event would arrive just after a flush and wait a full gap.
@@ -26,10 +26,9 @@ FLUSH_EVENTS_MAX: Final = 4_096
 """A chunk of this size has long paid for its fixed cost; a larger chunk only adds delay."""
 GAP_NS_MIN: Final = 500_000
 """Half the distance of a thousand evenly spaced events a second, so that jitter does not make them wait."""
-GAP_NS_BUSY: Final = 5_000_000
 BUSY_STIMULI: Final = 4
-"""A flush of more stimuli shows load, under which larger chunks are worth more. The gap behind it is at least
-``GAP_NS_BUSY``, and nothing shortens it."""
+"""A flush of more stimuli shows load, under which larger chunks are worth more. The gap behind it is at its bound, and
+nothing shortens it."""
 CREDIT_NS: Final = 1_000_000
 """The most time by which a late flush may shorten the gaps behind it."""
 GAP_NS_MAX: Final = 20_000_000
@@ -37,8 +36,8 @@ GAP_NS_MAX: Final = 20_000_000
 WRITE_NS: Final = 120_000
 """Processor time of a write to a reader."""
 GAP_NS_PER_READER: Final = 8_000_000
-"""From three readers on this bound is above ``GAP_NS_MAX``, and fan-out takes at most 1.5 % of the loop's time. It is a
-second for 128 readers."""
+"""From three readers on this bound is above ``GAP_NS_MAX``, and fan-out takes at most 1.5 % of the loop's own time. It
+is a second for 128 readers."""
 GAP_PER_FAN_OUT: Final = 4
 """Fan-out to one reader takes at most a fifth of the time. With every further reader the gap grows by as much again, up
 to its bound, so more readers wait longer and the engine does not."""
@@ -92,7 +91,8 @@ class Broadcaster:
     """Passes the events of a publisher to any number of readers.
 
     ``clock`` is monotonic nanoseconds. ``later(seconds, callback)`` is the event loop's ``call_later``. Without a
-    loop it is None, and only ``publish`` and ``flush`` flush. ``on_flush`` gets each flush's chunks once.
+    loop it is None, and only ``publish`` and ``flush`` flush. ``on_flush`` gets each flush's chunks once. ``strain``
+    is the clock's time for each second of the loop's own time.
     """
 
     def __init__(
@@ -103,6 +103,7 @@ class Broadcaster:
         self.flushes = 0
         self.gap_ns = GAP_NS_MIN
         self.later = later
+        self.strain: Callable[[], float] = lambda: 1.0
         self.idle: dict[Subscriber, None] = {}
         """Subscribers that wait for the next flush, in the order in which they are woken."""
         self.subscribers: dict[Subscriber, None] = {}
@@ -198,7 +199,7 @@ class Broadcaster:
         """Count a flush of ``stimuli`` and compute the earliest time of the next."""
         now_ns = self._last_ns = self._clock()
         if stimuli > BUSY_STIMULI:
-            self._floor_ns, self._earned_ns = GAP_NS_BUSY, now_ns
+            self._floor_ns, self._earned_ns = self._gap_ns_max(), now_ns
         else:
             earned_ns = self._earned_ns + max(self.gap_ns, self._floor_ns)
             self._floor_ns, self._earned_ns = GAP_NS_MIN, min(now_ns, max(earned_ns, now_ns - CREDIT_NS))
@@ -242,7 +243,7 @@ class Broadcaster:
         self.gap_ns = min(self._gap_ns_max(), max(GAP_NS_MIN, GAP_PER_FAN_OUT * self._readers * took))
 
     def _gap_ns_max(self) -> int:
-        return max(GAP_NS_MAX, GAP_NS_PER_READER * self._readers)
+        return round(self.strain() * max(GAP_NS_MAX, GAP_NS_PER_READER * self._readers))
 
     # --- the readers' side ---
 

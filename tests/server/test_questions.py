@@ -26,6 +26,8 @@ from server.questions import (
     CALLER_WAITING_MAX,
     SAVINGS_NS,
     SHARE,
+    STRAIN_MAX,
+    STRAIN_NS,
     Lane,
     OwnTime,
     Questions,
@@ -207,6 +209,21 @@ def test_to_ask_how_long_the_thread_waited_takes_little_of_its_time(monkeypatch:
         wall_ns += 1_000_000
         own()
     assert 50 <= asked <= 2 + wall_ns // ASKING_SHARE // 2_000_000
+
+
+def test_the_strain_of_a_thread_is_the_walls_time_for_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    wall_ns = waited_ns = 0
+    monkeypatch.setattr("server.questions.time", SimpleNamespace(monotonic_ns=lambda: wall_ns))
+    monkeypatch.setattr("server.questions.waited_ns", lambda: waited_ns)
+    own = OwnTime()
+    assert own.strain() == 1.0
+    for share, strain in ((0.0, 1.0), (0.5, 2.0), (0.99, STRAIN_MAX), (0.0, 1.0)):
+        wall_ns, waited_ns = wall_ns + STRAIN_NS, waited_ns + round(share * STRAIN_NS)
+        assert own.strain() == pytest.approx(strain)
+        wall_ns += STRAIN_NS // 2
+        assert own.strain() == pytest.approx(strain), "too short a time tells nothing"
+        wall_ns += STRAIN_NS // 2
+        own()
 
 
 def test_a_thread_that_waits_is_told_so() -> None:

@@ -15,7 +15,6 @@ from kvbm_console.stream.broadcast import (
     BUSY_STIMULI,
     CREDIT_NS,
     FLUSH_EVENTS_MAX,
-    GAP_NS_BUSY,
     GAP_NS_MAX,
     GAP_NS_MIN,
     GAP_NS_PER_READER,
@@ -81,12 +80,12 @@ def test_what_comes_within_the_gap_under_load_is_flushed_together_at_its_end() -
     for _ in range(10):
         bench.publish(3)
     bench.fire()
-    bench.now += GAP_NS_BUSY // 4
+    bench.now += GAP_NS_MAX // 4
     for _ in range(10):
         bench.publish(3)
     assert len(bench.flushed) == 2
     ((seconds, _),) = bench.timers
-    assert seconds == pytest.approx(0.75 * GAP_NS_BUSY / 1e9)
+    assert seconds == pytest.approx(0.75 * GAP_NS_MAX / 1e9)
     bench.fire()
     stimuli, events = bench.flushed[2]
     assert stimuli is not None
@@ -127,7 +126,7 @@ def test_a_thousand_a_second_are_flushed_one_by_one_however_late_timers_come() -
     assert waited <= 3
 
 
-@given(some.lists(some.tuples(some.integers(0, 2 * GAP_NS_BUSY), some.integers(0, 2_000_000)), max_size=60))
+@given(some.lists(some.tuples(some.integers(0, 2 * GAP_NS_MAX), some.integers(0, 2_000_000)), max_size=60))
 def test_flushes_keep_the_gap_on_average_and_nothing_waits_longer_than_it(turns: list[tuple[int, int]]) -> None:
     """However publishing is spread and timers are late: ``turns`` are distance to the last one, lateness of a timer."""
     bench = Bench()
@@ -136,7 +135,7 @@ def test_flushes_keep_the_gap_on_average_and_nothing_waits_longer_than_it(turns:
         bench.now += distance
         bench.publish()
         for seconds, _ in bench.timers:
-            assert seconds * 1e9 <= GAP_NS_BUSY + 1, "an event waits for a gap at most"
+            assert seconds * 1e9 <= GAP_NS_MAX + 1, "an event waits for a gap at most"
         if bench.timers and distance > late:
             bench.fire()
         at += [bench.now] * (len(bench.flushed) - counts)
@@ -249,6 +248,33 @@ async def test_readers_that_lag_and_take_frames_lengthen_the_gap_as_those_that_w
         while reader.read() is not None:
             pass
     assert bench.broadcaster.gap_ns == 10 * GAP_NS_PER_READER
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(("count", "strain", "gap_ns"), [
+    (0, 1.0, GAP_NS_MAX), (1, 1.0, GAP_NS_MAX), (10, 1.0, 10 * GAP_NS_PER_READER), (10, 3.0, 30 * GAP_NS_PER_READER),
+])
+async def test_under_load_the_gap_is_at_its_bound_which_follows_the_loops_own_time(
+    count: int, strain: float, gap_ns: int
+) -> None:
+    """A loop with a third of a processor paid three times the share of its time for its readers."""
+    bench = Bench()
+    bench.broadcaster.strain = lambda: strain
+    readers = [bench.broadcaster.subscribe(0) for _ in range(count)]
+    for _ in range(2):
+        waiting = [asyncio.create_task(reader.wait()) for reader in readers]
+        await anyio.wait_all_tasks_blocked()
+        bench.now += 1_000 * MS
+        for _ in range(BUSY_STIMULI + 2):
+            bench.publish()
+        bench.fire()
+        await asyncio.gather(*waiting)
+        for reader in readers:
+            while reader.read() is not None:
+                pass
+    bench.publish()
+    ((seconds, _),) = bench.timers
+    assert seconds == pytest.approx(gap_ns / 1e9)
 
 
 @pytest.mark.asyncio

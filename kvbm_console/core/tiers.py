@@ -32,6 +32,7 @@ object per block: they make digest and snapshot a memcpy, and a place that was n
 """
 
 import heapq
+from array import array
 from collections.abc import Iterable, Sequence
 from itertools import compress, repeat
 from typing import Final
@@ -452,11 +453,16 @@ def store_copies(pool: PoolFacts, hashes: list[int], fronts: Iterable[int], at_n
     if pool.spare_from > len(pool.content):
         pool.require_known(places)
     hash_of, content, stored_at, parent_of = pool.hash_of, pool.content, pool.stored_at, chains.parent_of
-    for place, key, front in zip(places, hashes, fronts, strict=True):
-        hash_of[place] = key
-        content[place] = READY
-        stored_at[place] = at_ns
-        parent_of[place] = front
+    if places and places[-1] - places[0] == len(places) - 1:  # they ascend, so these follow each other
+        here = slice(places[0], places[-1] + 1)
+        hash_of[here], parent_of[here] = array("Q", hashes), array("Q", fronts)
+        content[here], stored_at[here] = bytes((READY,)) * len(places), array("q", (at_ns,)) * len(places)
+    else:
+        for place, key, front in zip(places, hashes, fronts, strict=True):
+            hash_of[place] = key
+            content[place] = READY
+            stored_at[place] = at_ns
+            parent_of[place] = front
     firsts = list(map(pool.by_hash.setdefault, hashes, places))
     if firsts != places:
         for first, place, key in zip(firsts, places, hashes, strict=True):

@@ -133,12 +133,16 @@ def show(
 
 
 async def _with_lines(options: "DaemonOptions", seconds: float, form: str, name: str) -> "Summary":
-    """Run for this long and print a line each second (on stderr when stdout is for JSON)."""
+    """Run for this long and print a line each second (on stderr when stdout is for JSON).
+
+    A line that cannot be written ends the run, and raises why behind its end.
+    """
     from kvbm_console.cli.machine import machine_line
     from server.daemon import run_daemon
 
     options.exit_when_done = True
     loop = asyncio.get_running_loop()
+    unwritten: list[OSError] = []
 
     def ready(daemon: "Daemon") -> None:
         warn(f"{name} on {daemon.address}: {machine_line(options)}")
@@ -146,10 +150,18 @@ async def _with_lines(options: "DaemonOptions", seconds: float, form: str, name:
         loop.call_later(LINE_EVERY_S, tick, daemon)
 
     def tick(daemon: "Daemon") -> None:
-        click.echo(live_line(daemon.service.state), err=form == "json")
-        loop.call_later(LINE_EVERY_S, tick, daemon)
+        try:
+            click.echo(live_line(daemon.service.state), err=form == "json")
+        except OSError as error:
+            unwritten.append(error)
+            daemon.stop(soon=True)
+        else:
+            loop.call_later(LINE_EVERY_S, tick, daemon)
 
-    return await run_daemon(options, on_ready=ready)
+    summary = await run_daemon(options, on_ready=ready)
+    for error in unwritten:
+        raise error
+    return summary
 
 
 async def _with_console(options: "DaemonOptions", seconds: float | None, look: dict[str, Any]) -> int:

@@ -1,16 +1,16 @@
 """The program ``kvbm-console``: its list of commands, and the exit status of each error.
 
 Law of this file: a mistake on the command line or in a file ends as one sentence on stderr and exit 2. A daemon that
-does not listen or refuses, and a thing that does not exist, end as one sentence and exit 3. Ctrl-c ends with 130, a
-terminal that was closed with 129, and a reader that closed the pipe ends quietly; anything else is a bug and keeps its
-traceback.
+does not listen or refuses, and a thing that does not exist, end as one sentence and exit 3. So does output for which
+there is no space, with exit 2. Ctrl-c ends with 130, a terminal that was closed with 129, and a reader that closed the
+pipe ends quietly; anything else is a bug and keeps its traceback.
 """
 
 import errno
 import os
 import sys
 from collections.abc import Sequence
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, TextIO
 
 import click
 
@@ -26,6 +26,8 @@ EXIT_INTERRUPTED: Final = 130
 """128 + SIGINT, as shells report it."""
 EXIT_HANGUP: Final = 129
 """128 + SIGHUP: the terminal was closed before the end was printed."""
+NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""What a write is refused with: by the disk, by the user's quota, by ``ulimit -f``."""
 
 
 class _ReaderGone(Exception):
@@ -77,14 +79,15 @@ class LazyGroup(click.Group):
         except UsageError as error:
             return complain(str(error))
         except (_ReaderGone, BrokenPipeError):
-            # The reader of our output went away (`| head`). Python would complain once more when it closes stdout.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            _print_no_more(sys.stdout)  # the reader of our output went away (`| head`)
             return 0
         except OSError as error:
             if error.filename is None and error.errno == errno.EIO:
-                for stream in (sys.stdout, sys.stderr):
-                    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+                _print_no_more(sys.stdout, sys.stderr)
                 return EXIT_HANGUP
+            if error.filename is None and error.errno in NO_SPACE:
+                _print_no_more(sys.stdout)
+                return complain(f"the output could not be written: {os.strerror(error.errno)}")
             if error.filename is None or error.strerror is None:
                 raise
             return complain(f"{error.filename}: {error.strerror}")
@@ -95,11 +98,31 @@ class LazyGroup(click.Group):
 
 def complain(message: str, status: int = EXIT_USAGE) -> int:
     """Print one sentence on stderr; returns the exit status that goes with it."""
-    from kvbm_console.core.printable import safe
+    from kvbm_console.cli.output import warn
 
-    sentence = safe(" ".join(message.split()))
-    click.echo(f"{PROGRAM}: {sentence}", err=True)
+    warn(f"{PROGRAM}: {' '.join(message.split())}")
     return status
+
+
+def _print_no_more(*streams: TextIO) -> None:
+    """Let these streams lead nowhere. Python would write what is left of them at its end, and complain once more."""
+    for stream in streams:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def _open_standard_streams() -> None:
+    """Let closed standard streams (``>&-``) lead nowhere; else the next file or socket would take their numbers.
+
+    A library that writes to stderr would then write into a recording.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number, and those below are taken
+    sys.stdin = sys.stdin or os.fdopen(0)
+    sys.stdout = sys.stdout or os.fdopen(1, "w")
+    sys.stderr = sys.stderr or os.fdopen(2, "w")
 
 
 def _print_version(ctx: click.Context, _param: click.Parameter, wanted: bool) -> None:
@@ -129,6 +152,7 @@ def cli(ctx: click.Context) -> None:
 
 def main() -> NoReturn:
     """Entry point of the console script."""
+    _open_standard_streams()
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # we report errors ourselves, in one sentence
     cli.main()
     raise AssertionError("unreachable")

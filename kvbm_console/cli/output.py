@@ -4,6 +4,7 @@ Law of this file: formatting only. Numbers keep their digits in JSON and are gro
 ``null`` in JSON and ``–`` in text.
 """
 
+import contextlib
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -64,8 +65,12 @@ def answer(form: str, done: str, text: str = "", **more: Any) -> None:
 
 
 def warn(message: str) -> None:
-    """Print a message, which is no result, on stderr."""
-    click.echo("\n".join(map(safe, message.split("\n"))), err=True)
+    """Print a message, which is no result, on stderr.
+
+    A message that stderr does not take, because its disk is full or its reader is gone, is dropped: the work goes on.
+    """
+    with contextlib.suppress(OSError):
+        click.echo("\n".join(map(safe, message.split("\n"))), err=True)
 
 
 def number(value: int | None) -> str:
@@ -174,6 +179,7 @@ def progress_line() -> Callable[[Callable[[], str]], None]:
         if now - began < AFTER_S or now - last < (EVERY_S if terminal else 1.0):
             return
         last = now
-        click.echo(f"\r{line()} " if terminal else line(), err=True, nl=not terminal)
+        with contextlib.suppress(OSError):
+            click.echo(f"\r{line()} " if terminal else line(), err=True, nl=not terminal)
 
     return say

@@ -143,7 +143,7 @@ def find_publishers(address: str, *, wait: bool = False, seconds: float | None =
                     said = True
             time.sleep(ASK_AGAIN_S)
         if note := advice(publishers):
-            click.echo(f"note: {note}", err=True)
+            warn(f"note: {note}")
         return publishers
     from kvbm_console.engines.kv_events.address import parse_publishers
 

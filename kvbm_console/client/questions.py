@@ -57,6 +57,9 @@ _KIND: Final[dict[grpc.StatusCode, type[KvbmConsoleError]]] = {
 }
 _TLS: Final = (
     ("WRONG_VERSION_NUMBER", "does not speak TLS, so --tls-ca is not for it"),
+    ("Hostname Verification Check failed", "shows a certificate for other hosts"),
+    ("certificate has expired", "shows a certificate that has expired"),
+    ("certificate is not yet valid", "shows a certificate that is not valid yet"),
     ("handshake failed", "shows no certificate that --tls-ca vouches for"),
     ("failed to connect to all addresses; last error: UNAVAILABLE", "hangs up; a daemon with TLS needs --tls-ca"),
     ("errors resolving", "names a host that is not found"),

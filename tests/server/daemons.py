@@ -37,15 +37,15 @@ def socket_directory() -> Iterator[Path]:
         yield Path(name)
 
 
-def certificate_in(place: Path) -> tuple[Path, Path]:
-    """A certificate for 127.0.0.1 that signs itself, and its key."""
+def certificate_in(place: Path, names: str = "IP:127.0.0.1,DNS:localhost") -> tuple[Path, Path]:
+    """A certificate for 127.0.0.1, or for these hosts, that signs itself, and its key."""
     openssl = which("openssl")
     if openssl is None:
         pytest.skip("needs openssl to make a certificate")
     cert, key = place / "cert.pem", place / "key.pem"
     subprocess.run(
         [openssl, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", str(key), "-out", str(cert), "-days", "2",
-         "-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1,DNS:localhost"],
+         "-subj", "/CN=localhost", "-addext", f"subjectAltName={names}"],
         check=True, capture_output=True,
     )
     key.chmod(0o600)

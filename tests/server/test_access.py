@@ -241,6 +241,17 @@ async def test_who_listens_but_not_to_us_is_not_called_nobody(
     assert await said(daemon.address, None) == f"no daemon listens on {daemon.address}"
     async with tcp_daemon() as daemon:
         assert await said(daemon.address, cert) == f"{daemon.address} does not speak TLS, so --tls-ca is not for it"
+    strange = tmp_path / "strange"
+    strange.mkdir()
+    cert, key = certificate_in(strange, "DNS:elsewhere.example")
+    async with tcp_daemon(tls_cert=cert, tls_key=key, token_file=token_file) as daemon:
+        assert await said(daemon.address, cert) == f"{daemon.address} shows a certificate for other hosts"
+    reasons = {"certificate has expired": "has expired", "certificate is not yet valid": "is not valid yet"}
+    for reason, told in reasons.items():
+        late = translated("far:1", grpc.StatusCode.UNAVAILABLE, (
+            "failed to connect to all addresses; last error: UNKNOWN: ipv4:192.0.2.1:1: Tls handshake failed "
+            f"(TSI_PROTOCOL_FAILURE): SSL_ERROR_SSL: error:1000007d:SSL routines: CERTIFICATE_VERIFY_FAILED: {reason}"))
+        assert str(late) == f"far:1 shows a certificate that {told}"
     unknown = translated("far:1", grpc.StatusCode.UNAVAILABLE, "errors resolving far:1: Domain name not found")
     assert str(unknown) == "far:1 names a host that is not found"
 

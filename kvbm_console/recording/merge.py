@@ -71,10 +71,13 @@ def sources_of(paths: Sequence[Path]) -> list[Source]:
     for path in paths:
         last = Recording.open(path)
         found += [(path, last if run == last.incarnation else Recording.open(path, run)) for run in last.runs]
-    names = [path.name for path, _ in found]
+    short = [path.name for path, _ in found]
+    names = [
+        path.name if short.count(path.name) == 1 else f"{path}@{recording.incarnation}" for path, recording in found
+    ]
     return [
-        Source(path.name if names.count(path.name) == 1 else f"{path}@{recording.incarnation}", recording)
-        for path, recording in found
+        Source(name if name not in names[:place] else f"{name}#{names[: place + 1].count(name)}", recording)
+        for place, (name, (_, recording)) in enumerate(zip(names, found, strict=True))
     ]
 
 

@@ -148,6 +148,16 @@ def test_the_merged_facts_are_those_of_the_sources_side_by_side(tmp_path: Path, 
     assert any(event.new is SlotState.PREEMPTED for event in events if isinstance(event, ev.SlotMoved))
 
 
+def test_a_recording_that_is_given_twice_has_two_names(tmp_path: Path) -> None:
+    rig, tape = machine(1)
+    rig.run_to_end()
+    recorded(tmp_path / "a", tape, ANCHOR_NS)
+    sources = sources_of([tmp_path / "a", tmp_path / "a"])
+    assert sources[1].name == f"{sources[0].name}#2"
+    merge(sources, tmp_path / "all.mcap")
+    assert verify(tmp_path / "all.mcap").first_difference is None
+
+
 def test_gaps_and_sources_recorded_from_their_middle_are_gaps_with_their_numbers(tmp_path: Path) -> None:
     for index, name in enumerate(("a", "b")):
         rig, tape = machine(7 + index)

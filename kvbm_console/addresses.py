@@ -8,14 +8,18 @@ from typing import Any, Final
 
 TARGET_VARIABLE: Final = "KVBM_CONSOLE_TARGET"
 DEFAULT_SOCKET: Final = "default.sock"
+SOCKET_PATH_BYTES_MAX: Final = 103
+"""The kernel's ``sun_path`` has 108 bytes with the final zero; a daemon has ``.tap`` and ``.new`` behind its path."""
 
 
 def parse_address(text: str, refuse: Callable[[str], Any]) -> str:
     """``unix:PATH`` (also written as a bare path with a slash) or ``HOST:PORT``; anything else is refused."""
+    if "/" in text and "://" not in text and not text.startswith("unix:"):
+        text = f"unix:{text}"
     if text.startswith("unix:") and len(text) > len("unix:"):
+        if len(os.fsencode(text.removeprefix("unix:"))) > SOCKET_PATH_BYTES_MAX:
+            refuse(f"must have a path of at most {SOCKET_PATH_BYTES_MAX} bytes, got {text!r}")
         return text
-    if "/" in text and "://" not in text:
-        return f"unix:{text}"
     host, _, port = text.rpartition(":")
     if host and port.isascii() and port.isdigit() and 0 <= int(port) <= 65_535:
         return text

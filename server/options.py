@@ -17,7 +17,7 @@ from typing import Final
 import grpc.aio
 import msgspec
 
-from kvbm_console.addresses import DEFAULT_SOCKET, socket_address
+from kvbm_console.addresses import DEFAULT_SOCKET, SOCKET_PATH_BYTES_MAX, socket_address
 from kvbm_console.client.broker import BrokerAddress
 from kvbm_console.core.config import LeaderConfig, require
 from kvbm_console.core.errors import UsageError
@@ -32,8 +32,6 @@ from kvbm_console.simulator.link import DEFAULT_LINKS, LinkSpec
 from kvbm_console.simulator.workloads import Workload
 from kvbm_console.stream.ring import Ring
 
-SOCKET_PATH_BYTES_MAX: Final = 103
-"""The kernel's ``sun_path`` has 108 bytes with the final zero, and the socket for taps ends in ``.tap``."""
 DIRECTORY_MODE: Final = 0o700
 SOCKET_UMASK: Final = 0o177
 """The socket file is created 0600: connecting needs write permission, so even in an open directory it is ours alone."""
@@ -136,6 +134,7 @@ class Endpoint:
         """The address as clients write it; with port 0 the real port after ``bind``."""
         self._lock: int | None = None
         self._path: Path | None = None
+        self._socket: FileId | None = None
         if listen.startswith("unix:"):
             self._path = Path(listen.removeprefix("unix:")).absolute()
             self.address = f"unix:{self._path}"
@@ -187,10 +186,14 @@ class Endpoint:
     def bind(self, server: grpc.aio.Server) -> None:
         """Let the server listen here."""
         if self._path is not None:
+            # gRPC removes at its end whatever socket has the name that it bound. So it binds a name that goes at once.
+            bound = f"{self._path}.new"
             before = os.umask(SOCKET_UMASK)
             try:
-                server.add_insecure_port(self.address)
-            except RuntimeError:
+                server.add_insecure_port(f"unix:{bound}")
+                self._socket = file_id(Path(bound))
+                os.rename(bound, self._path)
+            except (RuntimeError, OSError):
                 raise UsageError(f"cannot listen on {self.address}") from None
             finally:
                 os.umask(before)
@@ -206,16 +209,38 @@ class Endpoint:
         self.address = f"{name}:{port}"
 
     def close(self) -> None:
-        """Give the address back. The lock file stays, otherwise two daemons could lock two files of the same name."""
+        """Give the address back. The lock file stays, otherwise two daemons could lock two files of the same name.
+
+        A socket that another daemon has made there, after somebody removed ours, is left alone.
+        """
         if self._lock is not None:
             if self._path is not None:
-                self._path.unlink(missing_ok=True)
+                remove_own(self._path, self._socket)
             self._unlock()
 
     def _unlock(self) -> None:
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
+
+
+FileId = tuple[int, int]
+"""Device and inode."""
+
+
+def file_id(path: Path) -> FileId | None:
+    """The file with this name, None if there is none."""
+    try:
+        found = path.lstat()
+    except FileNotFoundError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def remove_own(path: Path, own: FileId | None) -> None:
+    """Remove the file if it is still this one."""
+    if own is not None and file_id(path) == own:
+        path.unlink(missing_ok=True)
 
 
 def _require_own(directory: Path) -> None:

@@ -23,7 +23,7 @@ from msgspec.structs import replace
 from kvbm_console.addresses import tap_path
 from kvbm_console.tap.sender import LENGTH, TapAnswer, TapSettings, TapVersion, skew_of
 
-from .options import SOCKET_UMASK
+from .options import SOCKET_UMASK, FileId, file_id, remove_own
 
 log = logging.getLogger("kvbm_console.server")
 
@@ -47,6 +47,7 @@ class TapListener:
         self._path = Path(tap_path(address))
         self._taps: set[asyncio.Task[None]] = set()
         self._socket: socket.socket | None = None
+        self._bound: FileId | None = None
         self._warned = ""
         """The last sentence about a tap without a reporter, so that a tap that asks again is logged once."""
 
@@ -59,6 +60,7 @@ class TapListener:
             listening.bind(str(self._path))
         finally:
             os.umask(before)
+        self._bound = file_id(self._path)
         listening.listen(TAPS_MAX)
         listening.setblocking(False)
         self._socket = listening
@@ -83,7 +85,7 @@ class TapListener:
         await asyncio.gather(*self._taps, return_exceptions=True)
         if self._socket is not None:
             self._socket.close()
-            self._path.unlink(missing_ok=True)
+            remove_own(self._path, self._bound)
 
     async def _tap(self, connection: socket.socket) -> None:
         """Read the settings of a tap, start its reporter, and wait for the reporter's end."""

@@ -168,6 +168,8 @@ def test_a_socket_belongs_to_its_user_alone() -> None:
 def test_a_path_that_is_too_long_is_refused() -> None:
     with pytest.raises(UsageError, match="a path of at most 103 bytes"):
         Endpoint(f"unix:/tmp/{'x' * 120}")
+    assert run_to_refusal("-c", MAIN, "status", f"unix:/tmp/{'x' * 120}").startswith(
+        "kvbm-console: TARGET must have a path of at most 103 bytes")
 
 
 # --- F19: SIGTERM under load ---
@@ -274,6 +276,26 @@ def test_a_closed_terminal_ends_a_daemon_in_order_unless_it_is_to_go_on(before: 
         assert not Path(address).exists()
         assert Recording.open(record).last_seq
         assert not active_segments(record)
+
+
+def test_a_daemon_whose_directory_was_removed_leaves_the_next_one_its_sockets() -> None:
+    with socket_directory() as place:
+        directory = place / "run"
+        address = f"unix:{directory}/d.sock"
+        with process(*serve("--listen", address)) as first:
+            started(first)
+            assert sorted(file.name for file in directory.iterdir()) == ["d.sock", "d.sock.lock", "d.sock.tap"]
+            shutil.rmtree(directory)
+            with process(*serve("--listen", address)) as second:
+                started(second)
+                first.send(signal.SIGTERM)
+                assert first.child.wait(10) == 0
+                sentence = run_to_refusal(*serve("--listen", address))
+                assert f"a daemon is listening on {address} already" in sentence
+                assert sorted(file.name for file in directory.iterdir()) == ["d.sock", "d.sock.lock", "d.sock.tap"]
+                second.send(signal.SIGTERM)
+                assert second.child.wait(10) == 0
+            assert [file.name for file in directory.iterdir()] == ["d.sock.lock"]
 
 
 def test_the_stale_lock_file_does_not_matter() -> None:

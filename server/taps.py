@@ -31,6 +31,8 @@ SETTINGS_MAX: Final = 65_536
 SETTINGS_WAIT_S: Final = 5.0
 TAPS_MAX: Final = 64
 """Taps of one daemon: an engine has one per rank of data parallelism. Further connections are closed."""
+ACCEPT_RETRY_S: Final = 0.1
+"""A pause where no connection can be accepted, because descriptors come back at some later time."""
 END_S: Final = 1.0
 """Time in which reporters may end by themselves; then they are killed."""
 
@@ -70,7 +72,12 @@ class TapListener:
         assert self._socket is not None
         loop = asyncio.get_running_loop()
         while True:
-            connection, _ = await loop.sock_accept(self._socket)
+            try:
+                connection, _ = await loop.sock_accept(self._socket)
+            except OSError as error:  # no descriptors: the tap waits, or tries again
+                self._warn(f"no tap could be accepted: {error}")
+                await asyncio.sleep(ACCEPT_RETRY_S)
+                continue
             if len(self._taps) >= self._most:
                 connection.close()
                 continue

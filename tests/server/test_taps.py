@@ -108,6 +108,32 @@ async def test_a_tap_for_which_no_reporter_can_start_is_closed_and_said_once(
 
 
 @pytest.mark.asyncio
+async def test_taps_are_accepted_again_when_there_are_descriptors_again(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The task ended with a traceback, began again after a second, and after minutes when it happened often."""
+    loop = asyncio.get_running_loop()
+    accept, refused = loop.sock_accept, list[int]()
+
+    async def no_descriptors(listening: socket.socket) -> tuple[socket.socket, Any]:
+        if len(refused) < 3:
+            refused.append(errno.EMFILE)
+            raise OSError(errno.EMFILE, "Too many open files")
+        return await accept(listening)
+
+    monkeypatch.setattr(loop, "sock_accept", no_descriptors)
+    async with listening() as path:
+        reader, writer = await asyncio.open_unix_connection(path)
+        writer.write(frame(["no", "settings"]))
+        assert await reader.read() == b""
+        writer.close()
+    assert len(refused) == 3
+    assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [
+        "no tap could be accepted: [Errno 24] Too many open files"
+    ]
+
+
+@pytest.mark.asyncio
 @pytest.mark.parametrize("sent", [
     LENGTH.pack(SETTINGS_MAX + 1), frame(["no", "settings"]), frame({"target": 7}), LENGTH.pack(3) + b"\xc1\xc1\xc1",
     LENGTH.pack(100) + b"short",

@@ -62,8 +62,8 @@ class TapListener:
             listening.bind(str(self._path))
         finally:
             os.umask(before)
-        self._bound = file_id(self._path)
         listening.listen(TAPS_MAX)
+        self._bound = file_id(self._path)
         listening.setblocking(False)
         self._socket = listening
 

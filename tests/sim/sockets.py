@@ -8,6 +8,7 @@ import select
 import socket
 import subprocess
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final, Self
 
 import msgspec
@@ -160,6 +161,13 @@ class SocketPath:
     def unlink(self, missing_ok: bool = False) -> None:
         """Nobody finds it any more."""
         self._sockets.machine.wires.unlisten(self._path)
+
+    def lstat(self) -> SimpleNamespace:
+        """Tells the socket of one listener from that of another. Raises ``FileNotFoundError``."""
+        found = self._sockets.machine.wires.listeners.get(self._path)
+        if found is None:
+            raise FileNotFoundError(2, "No such file or directory", self._path)
+        return SimpleNamespace(st_dev=0, st_ino=id(found[0]))
 
     def __str__(self) -> str:
         return self._path

@@ -32,6 +32,8 @@ PATH_BYTES_MAX: Final = 4_096
 """The kernel's own limit of a path."""
 SEAL_S: Final = 4.0
 """Sealing before the answer to ``stop``: a client waits ten seconds. The next recorder seals a segment that is left."""
+ANSWER_S: Final = 8.0
+"""A verb that takes longer waits for the disk, and its caller is told so before it stops waiting by itself."""
 
 
 def recorder_message(status: RecorderStatus) -> pb.RecorderStatus:
@@ -54,20 +56,23 @@ class RecordingMethod:
         self._one = asyncio.Lock()
         self._running: set[asyncio.Task[bytes]] = set()
 
-    async def serve(self, data: bytes, _: Context) -> bytes:
-        """One verb; the answer is the recorder as it is then."""
-        task = asyncio.ensure_future(self._carry_out(data))
+    async def serve(self, data: bytes, _context: Context) -> bytes:
+        """One verb; the answer is the recorder as it is then. ``Refused`` when the disk takes too long."""
+        request = parse("Recording", pb.RecordingRequest, data)
+        task = asyncio.ensure_future(self._carry_out(request))
         self._running.add(task)
         task.add_done_callback(self._ended)
-        return await asyncio.shield(task)
+        done, _ = await asyncio.wait({task}, timeout=ANSWER_S)
+        if not done:
+            raise Refused(f"the disk has not answered yet: {request.WhichOneof('verb')} is carried out when it does")
+        return task.result()
 
     def _ended(self, task: asyncio.Task[bytes]) -> None:
         self._running.discard(task)
         if not task.cancelled():
             task.exception()  # marks the error as seen, because the caller may have left
 
-    async def _carry_out(self, data: bytes) -> bytes:
-        request = parse("Recording", pb.RecordingRequest, data)
+    async def _carry_out(self, request: pb.RecordingRequest) -> bytes:
         verb = request.WhichOneof("verb")
         async with self._one:
             if verb == "start":

@@ -241,3 +241,31 @@ async def test_a_disk_that_hangs_when_a_recording_begins_stops_nothing(
     report = verify(tmp_path / "run")
     assert (report.ok, report.gaps, report.decisions) == (True, 0, True), report
     assert Recording.open(tmp_path / "run").first_seq <= head
+
+
+@pytest.mark.asyncio
+async def test_a_verb_that_waits_for_the_disk_is_told_so_and_carried_out_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client waited ten seconds and said that the daemon did not answer; the recording ended later."""
+    monkeypatch.setattr("server.recording.ANSWER_S", 0.2)
+    goes_on = threading.Event()
+    close = writer.Recorder.close
+
+    def hanging(recorder: writer.Recorder, *args: Any) -> None:
+        assert goes_on.wait(20)
+        close(recorder, *args)
+
+    monkeypatch.setattr(writer.Recorder, "close", hanging)
+    async with daemon_at("multiturn:seed=5", speed=20.0) as daemon, Client(daemon.address) as client:
+        await client.record_start(str(tmp_path / "run"))
+        try:
+            with pytest.raises(Refused, match="the disk has not answered yet: stop is carried out when it does"):
+                await client.record_stop()
+            with pytest.raises(Refused, match="the disk has not answered yet: status"):
+                await client.record_status()
+        finally:
+            goes_on.set()
+        monkeypatch.undo()
+        assert await client.record_status() is None
+    assert verify(tmp_path / "run").ok

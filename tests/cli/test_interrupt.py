@@ -212,6 +212,21 @@ def test_a_recording_that_is_half_written_leaves_no_file(name: str, tmp_path: Pa
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("form", ["jsonl", "parquet"])
+def test_a_killed_export_stands_in_nobodys_way(form: str, tmp_path: Path) -> None:
+    """SIGTERM ends a command as ``kill -9`` does."""
+    wanted = ("rec", "export", TAPE, "--to", form, "--out", "events")
+    with Running(tmp_path, sys.executable, "-c", ENDLESS, *wanted) as running:
+        assert running.process.stderr is not None
+        assert running.process.stderr.readline().decode().strip() == BEGUN
+        running.process.kill()
+        running.process.wait(DEADLINE_S)
+    assert [path.suffix for path in tmp_path.iterdir()] == [".tmp"]
+    with Running(tmp_path, PROGRAM, *wanted) as running:
+        assert running.process.wait(DEADLINE_S) == 0
+    assert (tmp_path / "events").exists()
+
+
 def test_a_picture_that_is_half_drawn_leaves_the_one_of_before(tmp_path: Path) -> None:
     library = tmp_path / "library" / "matplotlib"
     library.mkdir(parents=True)

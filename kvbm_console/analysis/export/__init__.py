@@ -6,10 +6,9 @@ that only one format needs are extras of the package and are imported when that 
 Law of this package: a file takes its name only when it is complete, and nothing is overwritten.
 """
 
-import os
-import shutil
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import IO, TYPE_CHECKING, Final
 
 import msgspec
@@ -61,15 +60,11 @@ def written(form: str, path: Path, write: Callable[[Path], int]) -> Exported:
         raise UsageError(f"{path} exists already; nothing is overwritten")
     if not path.parent.is_dir():
         raise UsageError(f"{path.parent} is not a directory")
-    draft = path.with_name(path.name + ".tmp")
-    try:
+    # A killed export leaves its directory, which stands in nobody's way.
+    with TemporaryDirectory(prefix=f"{path.name}.", suffix=".tmp", dir=path.parent) as place:
+        draft = Path(place) / path.name
         items = write(draft)
         draft.rename(path)
-    except FileExistsError:
-        raise UsageError(f"{draft} exists: another export is writing it, or was killed") from None
-    except BaseException:
-        _remove(draft)
-        raise
     return Exported(str(path), form, items, _size(path))
 
 
@@ -125,13 +120,6 @@ def _tell(evidence: Evidence, consumer: Consumer, progress: Progress | None) -> 
         walk(evidence, (requests, Rows(consumer, requests)), progress=progress, what="export")
     finally:
         consumer.close()
-
-
-def _remove(draft: Path) -> None:
-    if draft.is_dir():
-        shutil.rmtree(draft)
-    elif draft.exists():
-        os.unlink(draft)
 
 
 def _size(path: Path) -> int:

@@ -223,10 +223,18 @@ def _check(where: str, option: click.Option, value: Any) -> None:
             raise UsageError(f"{where}: {error.message}") from None
 
 
+def _is_there(path: Path) -> bool:
+    """False, too, where it may not be looked for, as in a container whose ``HOME`` is another user's."""
+    try:
+        return path.exists()
+    except PermissionError:
+        return False
+
+
 def defaults() -> dict[str, Any]:
     """The default map of the command line. Raises ``UsageError`` for a file with a mistake."""
     path = config_path()
-    if not path.exists() and not os.environ.get(PATH_VARIABLE):
+    if not os.environ.get(PATH_VARIABLE) and not _is_there(path):
         return {}
     content = read(path)
     console = content.pop(CONSOLE, {})

@@ -1,6 +1,9 @@
 """The configuration file: every key is a flag, what is not one is refused by name, the command line wins."""
 
 import json
+import os
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -89,3 +92,21 @@ def test_every_console_has_the_flags_of_the_section() -> None:
     for name in WITH_CONSOLE:
         assert {"theme", "ascii", "no-color"} <= set(options_of(name))
     assert THEMES == theme.THEMES
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can run a program as another user")
+def test_a_home_of_another_user_is_no_mistake(tmp_path: Path) -> None:
+    """An image whose ``HOME`` is root's, run with the id of another user."""
+    home = tmp_path / "root"
+    home.mkdir(mode=0o700)
+    asked = """
+import os, sys
+from kvbm_console.cli.config import defaults
+import platformdirs  # in front of the change of user, who may not read this checkout
+os.setuid(65534)
+print(defaults())
+"""
+    environment = {**os.environ, "HOME": str(home), "XDG_CONFIG_HOME": ""}
+    environment.pop("KVBM_CONSOLE_CONFIG", None)
+    done = subprocess.run([sys.executable, "-c", asked], env=environment, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("{}\n", "")

@@ -117,6 +117,8 @@ class Simulation:
             made.step_s, made.answer_s = floods.STEP_S, floods.ANSWER_S
         self.features = drawn_features(seed, kinds)
         self.crowds = self.unread_ns = 0
+        self.again_until_s = 0.0
+        """A crowd comes again and again until then."""
         self.names = Names(seed)
         if "metrics" in self.features:
             made.descriptors_max = DESCRIPTORS_MAX

@@ -109,6 +109,11 @@ class Crowd:
         self._pause_s = count / AGAIN_PER_S if dice.random() < 0.4 and manners != UNREAD else None
         """Until a connection that is over comes again; None if it does not."""
         self._until_s = simulation.world.seconds + dice.choice((1.0, 4.0, 8.0))
+        if self._pause_s is not None:
+            if simulation.world.seconds < simulation.again_until_s:
+                self._pause_s = None  # two crowds that come again are such a flood
+            else:
+                simulation.again_until_s = self._until_s + 2 * self._pause_s
         simulation.world.trace("crowd", number, count)
         self.loop = simulation.machine.loop(f"crowd-{number}", self._main)
 

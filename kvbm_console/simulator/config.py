@@ -45,6 +45,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     fenced_steps: bool = False
     """With ``early_steps``: True if a request of the running iteration is not preempted, because a connector may use
     its blocks. The request that needs them waits for an iteration, and so do those behind it."""
+    named_early: bool = False
+    """True if blocks of a prompt carry their hashes as soon as an iteration is formed that computes them. A later
+    request of the same iteration then finds them."""
 
     def __post_init__(self) -> None:
         for field in ("g1_blocks", "max_batch_tokens", "max_running", "max_waiting", "step_base_ns", "token_bytes"):

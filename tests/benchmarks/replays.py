@@ -21,6 +21,7 @@ SHOWS: Final = {
     "hybrid": "34 places, a second group of blocks",
     "window": "30 places, all layers see a window",
     "early": "36 places, asynchronous scheduling",
+    "twins": "40 places, pairs with the same prompt in one step",
 }
 
 

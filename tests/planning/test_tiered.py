@@ -124,6 +124,7 @@ def windowed(machine: Machine, seed: int, groups: int = 1) -> Machine:
     engine = msgspec.structs.replace(
         machine.engine, groups=tuple(windows), g1_blocks=machine.engine.g1_blocks * groups,
         whole_sequences=seed % 2 == 0, early_steps=seed % 3 > 0, fenced_steps=seed % 3 > 1,
+        named_early=seed % 5 > 1,
     )
     return msgspec.structs.replace(machine, engine=engine)
 

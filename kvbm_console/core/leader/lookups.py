@@ -4,6 +4,8 @@ Law of this file: lookup and allocation are two commits. A lookup holds the bloc
 never reports an allocation that it refuses, so staging ends by allocation, abort, preemption or its deadline.
 """
 
+from collections.abc import Sequence
+
 from kvbm_console.core import events as ev
 from kvbm_console.core import stimuli as st
 from kvbm_console.core.columns import gather, unpack_hashes, unpack_ids
@@ -23,6 +25,7 @@ from kvbm_console.core.ids import (
 from kvbm_console.core.instructions import FencedBlocks, MatchAnswer
 from kvbm_console.core.leader import prefetch
 from kvbm_console.core.leader.decider import Decider
+from kvbm_console.core.leader.filling import being_filled, fill_spans
 from kvbm_console.core.leader.holds import felt_pressure, held_at, strike
 from kvbm_console.core.leader.memory import LoadPart
 from kvbm_console.core.leader.pipeline import enqueue, fence
@@ -238,10 +241,12 @@ def blocks_allocated(decider: Decider, s: st.BlocksAllocated) -> FencedBlocks | 
         raise Refused(f"request {s.request!r} still has copies running and cannot be admitted")
     _check_window(decider, slot, s.passed_blocks, external)
     held = max(0, slot.local_blocks - s.passed_blocks) if first else 0
-    check_device_ids(decider, pool, slot, ids, held, s.passed_blocks)
+    filling = being_filled(decider, pool, ids[:held], slot.hashes[s.passed_blocks :], s.passed_blocks)
+    check_device_ids(decider, pool, slot, ids, held, s.passed_blocks, filling)
     if first and slot.local_blocks + external > s.passed_blocks + len(ids):
         raise Refused(f"{len(ids)} blocks do not hold {slot.local_blocks} reused and {external} external blocks")
     if first:
+        fill_spans(decider, pool, filling)
         admit(decider, pool, slot, ids, slot.local_blocks, s.external_tokens, s.passed_blocks)
         return None
     fenced = pass_window(decider, slot, s.passed_blocks)
@@ -294,10 +299,11 @@ def admit(
 
 
 def check_device_ids(
-    decider: Decider, pool: PoolFacts, slot: SlotFacts, ids: list[int], prefix: int, passed: int = 0
+    decider: Decider, pool: PoolFacts, slot: SlotFacts, ids: list[int], prefix: int, passed: int = 0,
+    filling: Sequence[tuple[SlotFacts, int, int]] = (),
 ) -> int:
     """Refuse ids that the slot cannot be given; returns how many leading ids are its own prefix in G1, from block
-    ``passed`` on."""
+    ``passed`` on. The blocks of ``filling`` are about to be full."""
     capacity = pool.places_max
     if prefix > len(ids):
         raise Refused(f"{prefix} prefix blocks were reported but only {len(ids)} blocks allocated")
@@ -310,7 +316,10 @@ def check_device_ids(
         raise Refused(f"block ids must be from 0 to {capacity - 1}, got {min(ids)} to {max(ids)}")
     if max(ids) < len(pool) and _can_be_given(pool, slot, ids[:prefix], ids[prefix:], passed):
         return prefix
+    soon = {place for other, first, end in filling for place in other.places(first, end)}
     for at, place in enumerate(ids[:prefix], passed):
+        if place in soon:
+            continue
         if place >= len(pool) or pool.hash_of[place] != slot.hashes[at] or pool.content[place] != READY:
             raise Refused(f"block {place} does not hold block {at} of {slot.request!r}")
     check_given(pool, ids[prefix:])

@@ -37,7 +37,7 @@ from kvbm_console.planning.attention import AttentionWindow, GroupWindow
 from kvbm_console.planning.measured import Measured, of_recording, origins_of
 from kvbm_console.planning.options import BLOCK_TOKENS, Geometry
 from kvbm_console.recording.reader import Recording
-from kvbm_console.simulator.config import EngineConfig
+from kvbm_console.simulator.config import EngineConfig, window_blocks
 from kvbm_console.simulator.hashing import generated_hashes
 from kvbm_console.simulator.link import Fault
 from kvbm_console.simulator.machine import SimulatedMachine
@@ -323,6 +323,14 @@ class _Reading:
         prompts = set[int]().union(*(life.hashes for life in self.lives))
         answers = set[int]().union(*(life.filled for life in self.lives)) - prompts
         return bool(self.below and answers) and self.below.isdisjoint(answers)
+
+    def windows_only(self, window: int, size: int) -> bool:
+        """True if all blocks that went below the device lie in such a window at the end of a prompt."""
+        if not window or not self.below:
+            return False
+        needed = window_blocks(window, size)
+        ends = [(max(0, life.prompt - 1) // size, life.hashes) for life in self.lives]
+        return self.below <= set[int]().union(*(hashes[max(0, end - needed) : end] for end, hashes in ends))
 
     @property
     def fenced(self) -> bool:
@@ -731,7 +739,8 @@ class _Run:
             )
         leader = LeaderConfig(
             block_tokens=size, g2_blocks=below[Tier.G2], g3_blocks=below[Tier.G3], offload_law="order",
-            offload_threshold=0.0, offload_prompt_only=self.reading.prompts_only,
+            offload_threshold=0.0, offload_prompt_only=self.reading.prompts_only, staging_share=1.0,
+            lookup_window=config.groups[0], offload_window_only=self.reading.windows_only(config.groups[0], size),
             eviction=PolicyConfig(policy="simple_lru", used_at_end=True),
         )
         from kvbm_console.planning.copies import copies_of, fit_links, links_with  # NumPy, as above

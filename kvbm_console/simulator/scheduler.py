@@ -385,10 +385,12 @@ class Scheduler:
     def _victim(self, at: int) -> Work | None:
         """The request to preempt next, which is the last admitted that is not held.
 
-        Candidates are running requests from ``at`` on, which had no turn in this iteration yet, and loaded requests.
+        Candidates are running requests from ``at`` on, which had no turn in this iteration yet, and loaded requests. An
+        engine that admits whole sequences takes no loaded request for a running one, as vLLM.
         """
-        held = self.port.held
-        return next((work for work in reversed([*self.running[at:], *self.loaded]) if work.name not in held), None)
+        held, running = self.port.held, self.running[at:]
+        loaded = self.loaded if not (running and self.config.whole_sequences) else ()
+        return next((work for work in reversed([*running, *loaded]) if work.name not in held), None)
 
     def _last(self) -> Work:
         return self.loaded[-1] if self.loaded else self.running[-1]
@@ -511,10 +513,10 @@ class Scheduler:
         needs = [blocks - at for at in first]
         held, need = kept[0] if self.groups == 1 else list(chain.from_iterable(kept)), sum(needs)
         more = work.due * self.groups if work.request.prompt_tokens % self.block_tokens else 0
-        if wait and self._others_go_on():
+        if self.config.whole_sequences:
+            more += max(0, self._whole(work, first) - need, self._reserved() if wait else 0)
+        elif wait and self._others_go_on():
             more += self.config.most_held(work.total, self.block_tokens) - len(held) - need + self._owed()
-        elif self.config.whole_sequences:
-            more += max(0, self._whole(work, first) - need)
         ids = None if more and not self.pool.fits(need + more, held) else self.pool.allocate(need, held)
         if ids is None:
             return False
@@ -524,6 +526,14 @@ class Scheduler:
             table.blocks, table.passed = [NO_PLACE] * gone + places + ids[at : at + new], gone
             at += new
         return True
+
+    def _reserved(self) -> int:
+        """Blocks that requests whose prompts are not computed need for them: a load leaves these free, as in vLLM."""
+        prefilling = [work for work in self.running if not work.prefilled]
+        return sum([
+            self._whole(work, [len(table.blocks) for table in work.tables])
+            for work in chain(self.loading.values(), self.loaded, prefilling)
+        ])
 
     def _whole(self, work: Work, first: list[int]) -> int:
         """Blocks from ``first`` of each group on that the whole sequence of a request needs, by vLLM's count."""

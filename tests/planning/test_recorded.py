@@ -186,9 +186,11 @@ def test_the_recordings_of_this_project_are_replayed_event_for_event(name: str) 
 # --- real engines ---
 
 
-@pytest.mark.parametrize("name", ["alone", "refused", "chats", "trouble", "window", "hybrid", "early", "twins"])
+@pytest.mark.parametrize(
+    "name", ["alone", "refused", "chats", "trouble", "offload", "window", "below", "hybrid", "early", "twins"]
+)
 def test_a_recording_of_vllm_has_the_hits_of_vllm(name: str, tmp_path: Path) -> None:
-    """The scheduler's own hits within a point. ``refused``, ``chats`` and ``trouble`` have a host tier.
+    """The scheduler's own hits within a point. Five of them have a host tier.
 
     In ``refused`` a load that fails ends its request, and in ``trouble`` every third load fails and is computed.
     """

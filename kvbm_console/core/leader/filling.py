@@ -3,13 +3,17 @@
 Law of this file: a block that is full has the hash of its slot's sequence, and none had a hash at its place before.
 """
 
+import sys
 from collections.abc import Sequence
+from typing import Final
 
 from kvbm_console.core import events as ev
 from kvbm_console.core.ids import EMPTY_HASH
 from kvbm_console.core.leader.decider import Decider
 from kvbm_console.core.slots import SlotFacts
 from kvbm_console.core.tiers import PoolFacts
+
+UNBOUNDED: Final = sys.maxsize
 
 
 def fill(
@@ -19,14 +23,18 @@ def fill(
     slots, counts = tuple([slot.slot for slot, _, _ in spans]), tuple([end - first for _, first, end in spans])
     decider.emit(ev.BlocksFilled, pool.info.pool, slots, counts, decider.ids(ids), decider.hashes(hashes))
     lower = decider.below(pool)
+    reused = decider.memory.pools[pool.info.pool].reused
+    if reused:
+        for slot, _, _ in spans:
+            _reuse(decider, pool, slot.slot)
     if decider.config.eviction.disk_admission > 1:  # prompts were counted when they arrived
         for slot, first, end in spans:
             decider.memory.name(slot.hashes[max(first, slot.prompt_blocks) : end])
     if lower is not None:
         for slot, first, end in spans:
             link_chain(decider, slot, first, end)
-        if decider.config.offload_prompt_only:
-            ids, hashes = _of_prompts(spans, ids), _of_prompts(spans, hashes)
+        if decider.config.offload_prompt_only or decider.config.offload_window_only:
+            ids, hashes = _to_copy(decider, spans, ids), _to_copy(decider, spans, hashes)
         below = lower.by_hash
         if not below.keys().isdisjoint(hashes):
             ids = [place for place, key in zip(ids, hashes, strict=True) if key not in below]
@@ -34,14 +42,40 @@ def fill(
         decider.mark_dirty(pool)
 
 
-def _of_prompts(spans: list[tuple[SlotFacts, int, int]], values: list[int]) -> list[int]:
-    """Of the values of the blocks of these spans, those of blocks of prompts."""
+def iteration_ended(decider: Decider, pool: PoolFacts) -> None:
+    """Reused blocks without a copy below are unsaved as of now, behind those of slots whose blocks became full."""
+    for slot in list(decider.memory.pools[pool.info.pool].reused):
+        _reuse(decider, pool, slot)
+
+
+def _reuse(decider: Decider, pool: PoolFacts, slot: int) -> None:
+    mine, lower = decider.memory.pools[pool.info.pool], decider.below(pool)
+    places = mine.reused.pop(slot, ())
+    if lower is not None:
+        decider.unsaved(pool, [
+            place for place in places
+            if place not in mine.planned and pool.hash_of[place] and pool.hash_of[place] not in lower.by_hash
+        ])
+
+
+def _to_copy(decider: Decider, spans: list[tuple[SlotFacts, int, int]], values: list[int]) -> list[int]:
+    """Of the values of the blocks of these spans, those of blocks that may be copied down."""
     kept: list[int] = []
     at = 0
     for slot, first, end in spans:
-        kept += values[at : at + max(0, min(end, slot.prompt_blocks) - first)]
+        low, high = copied_blocks(decider, slot)
+        kept += values[at + max(0, low - first) : at + max(0, min(end, high) - first)]
         at += end - first
     return kept
+
+
+def copied_blocks(decider: Decider, slot: SlotFacts) -> tuple[int, int]:
+    """The first block and the end of those of a slot that may be copied down."""
+    config = decider.config
+    if config.offload_window_only and config.lookup_window:
+        end = max(0, slot.prompt_tokens - 1) // config.block_tokens
+        return max(0, end - -(-(config.lookup_window - 1) // config.block_tokens)), end
+    return 0, slot.prompt_blocks if config.offload_prompt_only else UNBOUNDED
 
 
 def link_chain(decider: Decider, slot: SlotFacts, first: int, end: int) -> None:

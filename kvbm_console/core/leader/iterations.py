@@ -14,10 +14,10 @@ from kvbm_console.core.errors import Refused
 from kvbm_console.core.ids import EMPTY_HASH, SlotState
 from kvbm_console.core.instructions import IterationMetadata
 from kvbm_console.core.leader.decider import NO_LIMIT, Decider
-from kvbm_console.core.leader.filling import fill
+from kvbm_console.core.leader.filling import fill, iteration_ended
 from kvbm_console.core.leader.holds import park
 from kvbm_console.core.leader.lookups import assign, check_device_ids
-from kvbm_console.core.leader.requests import preempt, use_ended
+from kvbm_console.core.leader.requests import preempt, use_formed
 from kvbm_console.core.leader.slots import move
 from kvbm_console.core.slots import SlotFacts
 from kvbm_console.core.tiers import PoolFacts
@@ -74,8 +74,7 @@ def iteration_scheduled(decider: Decider, s: st.IterationScheduled) -> Iteration
     for number in slots:
         if state.slots[number].state is _S.DECODING:
             decider.note_place(state.slots[number])
-    if decider.memory.used_at_end:
-        use_ended(decider)
+    use_formed(decider, slots, s.positions)
     issued = decider.memory.issued
     if issued:
         decider.memory.issued = []
@@ -276,6 +275,11 @@ def iteration_finished(decider: Decider, s: st.IterationFinished) -> None:
     formed = decider.last_iteration(s.source)
     if decider.memory.early:
         date_early(decider)
+    _take_filled(decider, s, formed)
+    iteration_ended(decider, decider.device_pool(s.source))
+
+
+def _take_filled(decider: Decider, s: st.IterationFinished, formed: int) -> None:
     if not (s.block_ids or s.hashes or s.requests or s.counts) and s.iteration <= formed:
         return
     ids, hashes = unpack_ids(s.block_ids), unpack_hashes(s.hashes)

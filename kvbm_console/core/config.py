@@ -110,6 +110,14 @@ class LeaderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """A copy down that its link cannot end in time waits for the link (``queue``), as in recordings of before and in
     vLLM and LMCache, or is skipped (``skip``), which users get."""
 
+    lookup_window: int = 0
+    """Above 0, tokens that a token of the model sees, itself included, in all layers. A prefix is then found below if
+    the blocks of the window at its end are there, as vLLM's OffloadingConnector asks. 0 if each block must be there."""
+
+    offload_window_only: bool = False
+    """With ``lookup_window``: copy a device block down only if it lies in the window at the end of a prompt, as vLLM
+    does by ``prefix_cache_retention_interval`` 0. No lookup of the same prompt needs another one."""
+
     def __post_init__(self) -> None:
         require(1 <= self.block_tokens <= BLOCK_TOKENS_MAX, "block_tokens", f"from 1 to {BLOCK_TOKENS_MAX}",
                 self.block_tokens)
@@ -133,6 +141,7 @@ class LeaderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             require(value in known, field, f"one of {', '.join(known)}", value)
         require(0 < self.prefetch_timeout_ns <= PREFETCH_TIMEOUT_MAX_NS, "prefetch_timeout_ns",
                 f"above 0 and at most {PREFETCH_TIMEOUT_MAX_NS}", self.prefetch_timeout_ns)
+        require(0 <= self.lookup_window <= 2**31 - 1, "lookup_window", "from 0 to 2147483647", self.lookup_window)
         require(self.hold_budget_min >= 1, "hold_budget_min", "at least 1", self.hold_budget_min)
 
     @property

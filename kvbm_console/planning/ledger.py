@@ -143,6 +143,10 @@ class MachineLedger:
         """No hit: there is no tier below."""
         return _NOTHING_BELOW
 
+    def named(self, work: Work, count: int) -> None:
+        """Count the blocks; ``filled`` does not name them again."""
+        self._stored_blocks += count
+
     def admitted(self, work: Work, prefix: int, found_tokens: int) -> None:
         """Score the prefix of a request: only prompt blocks count."""
         blocks = len(work.request.hashes)

@@ -125,7 +125,7 @@ class Geometry(msgspec.Struct, frozen=True):
         return cls(*(int(part) for part in parts))
 
 
-WITHOUT_FLAG: Final = ("patience_ns", "groups", "whole_sequences", "early_steps", "fenced_steps")
+WITHOUT_FLAG: Final = ("patience_ns", "groups", "whole_sequences", "early_steps", "fenced_steps", "named_early")
 """Fields of ``EngineConfig`` that a recorded machine alone has."""
 
 

@@ -37,7 +37,7 @@ from kvbm_console.planning.attention import AttentionWindow, GroupWindow
 from kvbm_console.planning.measured import Measured, of_recording, origins_of
 from kvbm_console.planning.options import BLOCK_TOKENS, Geometry
 from kvbm_console.recording.reader import Recording
-from kvbm_console.simulator.config import EngineConfig
+from kvbm_console.simulator.config import EngineConfig, window_blocks
 from kvbm_console.simulator.hashing import generated_hashes
 from kvbm_console.simulator.link import Fault
 from kvbm_console.simulator.machine import SimulatedMachine
@@ -216,8 +216,8 @@ class _Life:
     """A slot, or a chain of a stream."""
 
     __slots__ = (
-        "anchor", "clones", "computed", "decodes", "ended", "event", "filled", "hashes", "known", "last_ns", "loaded",
-        "loads", "opened_ns", "parent", "passed", "prompt", "went_on",
+        "anchor", "clones", "computed", "decodes", "ended", "event", "filled", "full", "hashes", "known", "last_ns",
+        "loaded", "loads", "opened_ns", "parent", "passed", "prompt", "went_on",
     )
 
     def __init__(self, event: Any, hashes: tuple[int, ...], prompt: int) -> None:
@@ -230,6 +230,8 @@ class _Life:
         self.filled: dict[int, None] = {}
         """Hashes of blocks behind the prompt, in their order."""
         self.computed = 0
+        self.full = 0
+        """Leading blocks that are full."""
         self.anchor = 0, 0
         """Computed tokens, and the iteration that computed them; see ``position``."""
         self.decodes = False
@@ -284,6 +286,8 @@ class _Reading:
         self.early = False
         """True if the engine forms a step before it knows the result of the last one: the request that ends there is
         then left out of a step."""
+        self.named_early = False
+        """True if blocks were full before the iteration began that computes them."""
         self._stood_back = self._preempted_at_work = 0
         """Requests that were left out and went on, and those that were preempted right after a step."""
         self.groups: dict[int, GroupWindow] = {}
@@ -320,6 +324,14 @@ class _Reading:
         answers = set[int]().union(*(life.filled for life in self.lives)) - prompts
         return bool(self.below and answers) and self.below.isdisjoint(answers)
 
+    def windows_only(self, window: int, size: int) -> bool:
+        """True if all blocks that went below the device lie in such a window at the end of a prompt."""
+        if not window or not self.below:
+            return False
+        needed = window_blocks(window, size)
+        ends = [(max(0, life.prompt - 1) // size, life.hashes) for life in self.lives]
+        return self.below <= set[int]().union(*(hashes[max(0, end - needed) : end] for end, hashes in ends))
+
     @property
     def fenced(self) -> bool:
         """True if requests wait for the blocks of others, and none is preempted while a step uses its blocks."""
@@ -343,7 +355,8 @@ class _Reading:
         life = self._live[event.slot] = _Life(event, parent.hashes, parent.prompt)
         life.parent = parent
         life.filled = dict(islice(parent.filled.items(), len(parent.filled)))
-        life.anchor, life.decodes, life.passed = parent.anchor, parent.decodes, parent.passed
+        life.anchor, life.decodes = parent.anchor, parent.decodes
+        life.passed, life.full = parent.passed, parent.full
         parent.clones.append(life)
 
     def moved(self, event: ev.SlotMoved) -> None:
@@ -374,6 +387,10 @@ class _Reading:
             for key in islice(hashes, count):
                 if life is not None and key not in life.known:
                     life.filled[key] = None
+            if life is not None and not life.went_on:
+                life.full += count
+                size = self.pools[event.pool].block_tokens
+                self.named_early |= life.full * size > life.position(self.iteration)
 
     def scored(self, event: ev.PrefixScored) -> None:
         life = self._live.get(event.slot)
@@ -438,6 +455,8 @@ class _Reading:
         self._last_place[event.pool] = max([self._last_place.get(event.pool, 0), *ids])
         for slot in event.slots:
             life = self._waiting.pop(slot, None)
+            if life is not None:
+                life.full = event.reused + event.external_tokens // self.pools[event.pool].block_tokens
             if life is not None and self.groups:
                 life.loaded = event.external_tokens > 0
                 self._admitted += [] if life.loaded else [(life, event.reused)]
@@ -710,7 +729,8 @@ class _Run:
         below = {tier: self._below(engine, tier) for tier in (Tier.G2, Tier.G3)}
         config = EngineConfig(
             g1_blocks=blocks, groups=self._groups(devices), whole_sequences=True, early_steps=self.reading.early,
-            fenced_steps=self.reading.early and self.reading.fenced, **self._limits(measured)
+            fenced_steps=self.reading.early and self.reading.fenced, named_early=self.reading.named_early,
+            **self._limits(measured),
         )
         copied_blocks, copied_bytes = self.reading.copied
         if copied_blocks:
@@ -719,7 +739,8 @@ class _Run:
             )
         leader = LeaderConfig(
             block_tokens=size, g2_blocks=below[Tier.G2], g3_blocks=below[Tier.G3], offload_law="order",
-            offload_threshold=0.0, offload_prompt_only=self.reading.prompts_only,
+            offload_threshold=0.0, offload_prompt_only=self.reading.prompts_only, staging_share=1.0,
+            lookup_window=config.groups[0], offload_window_only=self.reading.windows_only(config.groups[0], size),
             eviction=PolicyConfig(policy="simple_lru", used_at_end=True),
         )
         from kvbm_console.planning.copies import copies_of, fit_links, links_with  # NumPy, as above
@@ -791,12 +812,12 @@ class _Run:
             return DEVICE_BLOCKS
         return total
 
-    def _limits(self, measured: Measured) -> dict[str, int]:
+    def _limits(self, measured: Measured) -> dict[str, Any]:
         """The limits of an iteration, if the engine came up against them more than once."""
         tokens = [
             row.prefill_tokens + row.decode_requests for row in measured.equations if row.steps == 1
         ]
-        limits: dict[str, int] = {}
+        limits: dict[str, Any] = {}
         if tokens and tokens.count(max(tokens)) > 1 and max(tokens) == measured.tokens_most:
             limits["max_batch_tokens"] = int(max(tokens))
         seats = self.reading.seats

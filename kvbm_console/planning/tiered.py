@@ -20,10 +20,11 @@ from kvbm_console.core.ids import Condition, FinishReason, ResetMode, SlotState,
 from kvbm_console.core.instructions import MatchAnswer
 from kvbm_console.core.leader import Leader, Outcome, settle
 from kvbm_console.core.leader.decider import Decider
-from kvbm_console.core.leader.iterations import Appended, date_early, fill, remember_early
+from kvbm_console.core.leader.filling import being_filled, fill, fill_spans, iteration_ended
+from kvbm_console.core.leader.iterations import Appended, date_early, remember_early
 from kvbm_console.core.leader.lookups import admit, assign, match, open_slot, pass_window
 from kvbm_console.core.leader.pipeline import report
-from kvbm_console.core.leader.requests import end, preempt, use_ended
+from kvbm_console.core.leader.requests import end, preempt, use_formed
 from kvbm_console.core.leader.slots import move
 from kvbm_console.core.slots import SlotFacts
 from kvbm_console.core.snapshots import grown_facts
@@ -219,10 +220,15 @@ class TieredLedger(MachineLedger):
     def admitted(self, work: Work, prefix: int, found_tokens: int) -> None:
         """Score the prefix of a request and start its load."""
         slot = self._slot(work.name)
-        self._decide(admit, self._device, slot, work.held, prefix, found_tokens, work.passed)
+        self._decide(self._admit, slot, work, prefix, found_tokens)
         if self._ended is not None:
             self._records[work.name].hits = slot.hits
         self._carry_out()
+
+    def _admit(self, leader: Decider, slot: SlotFacts, work: Work, prefix: int, found_tokens: int) -> None:
+        reused, hashes = work.held[: max(0, prefix - work.passed)], slot.hashes[work.passed :]
+        fill_spans(leader, self._device, being_filled(leader, self._device, reused, hashes, work.passed))
+        admit(leader, self._device, slot, work.held, prefix, found_tokens, work.passed)
 
     def appended(self, work: Work, ids: list[int]) -> None:
         """Mirror the blocks."""
@@ -269,8 +275,7 @@ class TieredLedger(MachineLedger):
             self._append(leader, plan, iteration)
         last, slots = iteration + plan.steps - 1, tuple([self._slot(name).slot for name in plan.progressed])
         leader.emit(ev.IterationAdvanced, last, plan.steps, running, waiting, slots, tuple(plan.positions))
-        if leader.memory.used_at_end:
-            use_ended(leader)
+        use_formed(leader, slots, plan.positions)
         leader.memory.issued.clear()
 
     def _append(self, leader: Decider, plan: Plan, iteration: int) -> None:
@@ -295,8 +300,13 @@ class TieredLedger(MachineLedger):
     ) -> None:
         if leader.memory.early:
             date_early(leader)
-        if not ids:
-            return
+        if ids:
+            self._fill_spans(leader, works, counts, ids, hashes)
+        iteration_ended(leader, self._device)
+
+    def _fill_spans(
+        self, leader: Decider, works: Sequence[Work], counts: Sequence[int], ids: list[int], hashes: list[int]
+    ) -> None:
         done: dict[str, int] = {}
         spans = []
         for work, count in zip(works, counts, strict=True):

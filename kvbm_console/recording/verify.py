@@ -152,7 +152,7 @@ class _Verification:
         self.doubtful = False
         """An event was passed over: the facts are the writer's again from the next keyframe on."""
         self._audited = 0
-        self._lineage = Lineage()
+        self._lineage = Lineage(loose=recording.config.eviction.by_request)
         self._of_stimulus: list[Event] = []
         """Events of the last stimulus that was folded."""
 

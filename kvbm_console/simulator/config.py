@@ -38,13 +38,17 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """The groups of layers. Each has blocks of its own, and all share the device. A number is the window of a group:
     tokens that a token sees, itself included. 0 if it sees all tokens before it. With 1 nothing would be cached."""
     whole_sequences: bool = False
-    """True if a request is admitted only when there is room for all of its tokens, not for the first chunk alone."""
+    """True if a request is admitted only when there is room for all of its tokens, not for the first chunk alone. A
+    load also leaves the blocks free that other prompts need. No loaded request is preempted for a running one."""
     early_steps: bool = False
     """True if an iteration is formed before the result of the last one is known (asynchronous scheduling). A request
     that ends, and a block that a window has passed, then come back an iteration later."""
     fenced_steps: bool = False
     """With ``early_steps``: True if a request of the running iteration is not preempted, because a connector may use
     its blocks. The request that needs them waits for an iteration, and so do those behind it."""
+    named_early: bool = False
+    """True if blocks of a prompt carry their hashes as soon as an iteration is formed that computes them. A later
+    request of the same iteration then finds them."""
 
     def __post_init__(self) -> None:
         for field in ("g1_blocks", "max_batch_tokens", "max_running", "max_waiting", "step_base_ns", "token_bytes"):

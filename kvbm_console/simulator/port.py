@@ -62,6 +62,11 @@ class EnginePort(Protocol):
         """Look up below the device; the engine's own prefix covers ``computed_tokens``."""
         ...
 
+    def named(self, work: Work, count: int) -> None:
+        """The next ``count`` blocks of a request are computed by the iteration that is being formed. They count as full
+        from now on, because ``admitted`` follows for a request that finds them."""
+        ...
+
     def admitted(self, work: Work, prefix: int, found_tokens: int) -> None:
         """``work.blocks`` were given to a waiting request: ``prefix`` of them as found by the engine itself."""
         ...
@@ -181,6 +186,9 @@ class StimulusPort:
             raise InternalError(f"the lookup of {name} got no answer", tuple(map(repr, outcome.events)))
         return answer
 
+    def named(self, work: Work, count: int) -> None:
+        """As ``EnginePort.named``; the leader knows it by the request that finds them."""
+
     def admitted(self, work: Work, prefix: int, found_tokens: int) -> None:
         """As ``EnginePort.admitted``; the leader knows the prefix from the lookup."""
         self._submit(
@@ -255,6 +263,11 @@ class ContentsPort(StimulusPort):
         super().__init__(port)
         self._contents = contents
         self._pool = pool
+
+    def named(self, work: Work, count: int) -> None:
+        """As ``EnginePort.named``."""
+        first, end = max(work.stored, work.passed), work.stored + count
+        self._contents.fill(self._pool, work.blocks[first:end], work.hashes[first:end])
 
     def admitted(self, work: Work, prefix: int, found_tokens: int) -> None:
         """As ``EnginePort.admitted``; the reused prefix is compared."""

@@ -19,6 +19,9 @@ Each group of layers has blocks of its own. In a group with an attention window 
 next token does not see, each time before it takes others. They stay cached. A hit needs the blocks of the window alone,
 so the blocks before it may be gone. A prefix is found if each group has what it needs of it.
 
+With ``named_early`` the blocks of a prompt are cached when the iteration that computes them is formed. A later request
+of this iteration finds them, and computes behind them in the same iteration.
+
 With ``early_steps`` an iteration is formed before the result of the last one is known. A request that has its last
 token in that one keeps its seat and blocks (``ending``), is left out, and ends when the iteration has been formed.
 
@@ -382,10 +385,12 @@ class Scheduler:
     def _victim(self, at: int) -> Work | None:
         """The request to preempt next, which is the last admitted that is not held.
 
-        Candidates are running requests from ``at`` on, which had no turn in this iteration yet, and loaded requests.
+        Candidates are running requests from ``at`` on, which had no turn in this iteration yet, and loaded requests. An
+        engine that admits whole sequences takes no loaded request for a running one, as vLLM.
         """
-        held = self.port.held
-        return next((work for work in reversed([*self.running[at:], *self.loaded]) if work.name not in held), None)
+        held, running = self.port.held, self.running[at:]
+        loaded = self.loaded if not (running and self.config.whole_sequences) else ()
+        return next((work for work in reversed([*running, *loaded]) if work.name not in held), None)
 
     def _last(self) -> Work:
         return self.loaded[-1] if self.loaded else self.running[-1]
@@ -425,6 +430,8 @@ class Scheduler:
             plan.prefill_tokens += count
             plan.progressed.append(work.name)
             plan.positions.append(work.computed + count)
+            if self.config.named_early:
+                self._name(plan, work, count)
 
     def _schedule_loaded(self, plan: Plan, budget: int) -> int:
         """Requests whose load has ended, in the order of their admission. The budget that is left for others: none if
@@ -481,7 +488,9 @@ class Scheduler:
                 self._refused = work
                 break
             del self.waiting[at]
-            work.stored, work.computed, work.settled = prefix, computed, computed
+            work.stored = work.named = prefix
+            work.computed = work.settled = computed
+            self._tell_reused(plan, places[0])
             if found.tokens:
                 self.loading[work.name] = work
             self.port.admitted(work, prefix, found.tokens)
@@ -504,10 +513,10 @@ class Scheduler:
         needs = [blocks - at for at in first]
         held, need = kept[0] if self.groups == 1 else list(chain.from_iterable(kept)), sum(needs)
         more = work.due * self.groups if work.request.prompt_tokens % self.block_tokens else 0
-        if wait and self._others_go_on():
+        if self.config.whole_sequences:
+            more += max(0, self._whole(work, first) - need, self._reserved() if wait else 0)
+        elif wait and self._others_go_on():
             more += self.config.most_held(work.total, self.block_tokens) - len(held) - need + self._owed()
-        elif self.config.whole_sequences:
-            more += max(0, self._whole(work, first) - need)
         ids = None if more and not self.pool.fits(need + more, held) else self.pool.allocate(need, held)
         if ids is None:
             return False
@@ -517,6 +526,14 @@ class Scheduler:
             table.blocks, table.passed = [NO_PLACE] * gone + places + ids[at : at + new], gone
             at += new
         return True
+
+    def _reserved(self) -> int:
+        """Blocks that requests whose prompts are not computed need for them: a load leaves these free, as in vLLM."""
+        prefilling = [work for work in self.running if not work.prefilled]
+        return sum([
+            self._whole(work, [len(table.blocks) for table in work.tables])
+            for work in chain(self.loading.values(), self.loaded, prefilling)
+        ])
 
     def _whole(self, work: Work, first: list[int]) -> int:
         """Blocks from ``first`` of each group on that the whole sequence of a request needs, by vLLM's count."""
@@ -590,21 +607,55 @@ class Scheduler:
         if work is None:
             return
         before, work.computed = work.stored, self.port.computed_tokens(name)
-        work.stored = good = work.computed // self.block_tokens
+        work.stored = work.named = good = work.computed // self.block_tokens
         first = max(before, work.passed)
         self.pool.store(work.blocks[first:good], work.hashes[first:good])
         self.store_others([work], [good - before])
         self.loaded.append(work)
 
+    def _name(self, plan: Plan, work: Work, count: int) -> None:
+        """Cache the blocks of a prompt that ``count`` scheduled tokens fill."""
+        full = (work.computed + count) // self.block_tokens
+        if full <= work.named:
+            return
+        named: dict[int, list[int]] = {}
+        for group, table in enumerate(work.tables):
+            first = max(work.named, table.passed)
+            self.pool.store(table.blocks[first:full], table.hashes[first:full])
+            named[group] = list(work.hashes[first:full])
+        work.named = full
+        plan.named.append(work)
+        if self.groups > 1:
+            self.port.shared("", [], stored=named)
+
+    def _tell_reused(self, plan: Plan, found: list[int]) -> None:
+        """A request is to use the places ``found``. Those that this iteration computes count as full from now on."""
+        for work in plan.named:
+            last = min(work.named, len(found))
+            while last > work.stored and found[last - 1] != work.blocks[last - 1]:
+                last -= 1
+            if last > work.stored:
+                self.port.named(work, last - work.stored)
+                work.stored = last
+
+    def store(self, works: Sequence[Work], counts: Sequence[int], ids: list[int], hashes: list[int]) -> None:
+        """The last ``counts`` of the stored blocks of these requests have become full: in the first group ``ids``."""
+        if self.config.named_early:
+            named = [work.named > at for work, count in zip(works, counts, strict=True)
+                     for at in range(work.stored - count, work.stored)]
+            ids = [block for block, known in zip(ids, named, strict=True) if not known]
+            hashes = [key for key, known in zip(hashes, named, strict=True) if not known]
+        self.pool.store(ids, hashes)
+        self.store_others(works, counts)
+
     def store_others(self, works: Sequence[Work], counts: Sequence[int]) -> None:
-        """The last ``counts`` of the stored blocks of these requests have become full, in the groups beside the first.
-        """
+        """As ``store``, in the groups beside the first."""
         if self.groups == 1:
             return
         stored: dict[int, list[int]] = {}
         for work, count in zip(works, counts, strict=True):
             for group, table in enumerate(work.others, start=1):
-                first = max(work.stored - count, table.passed)
+                first = max(work.stored - count, work.named, table.passed)
                 self.pool.store(table.blocks[first : work.stored], table.hashes[first : work.stored])
                 stored.setdefault(group, []).extend(work.hashes[first : work.stored])
         self.port.shared("", [], stored=stored)
@@ -625,7 +676,7 @@ class Scheduler:
         if victim.prefilled:
             victim.total = victim.computed + 1
         victim.blocks = []
-        victim.computed = victim.stored = victim.passed = 0
+        victim.computed = victim.stored = victim.named = victim.passed = 0
         victim.announced = victim.prefilled = victim.decoding = victim.skipped = False
         victim.preempted = True
         victim.starved_ns = None

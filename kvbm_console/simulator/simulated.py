@@ -308,8 +308,7 @@ class SimulatedEngine:
         if plan.tokens:
             self._compute(plan, filled, counts, ids, hashes, ended)
         if ids:
-            self.scheduler.pool.store(ids, hashes)
-            self.scheduler.store_others(filled, counts)
+            self.scheduler.store(filled, counts, ids, hashes)
         self.port.filled(self._iteration, filled, counts, ids, hashes)
         for work in ended:
             self.scheduler.remove(work)

@@ -45,8 +45,8 @@ class Work(Table):
     """
 
     __slots__ = (
-        "announced", "computed", "decoding", "due", "family", "last", "name", "others", "preempted", "prefilled",
-        "request", "settled", "skipped", "starved_ns", "stored", "total",
+        "announced", "computed", "decoding", "due", "family", "last", "name", "named", "others", "preempted",
+        "prefilled", "request", "settled", "skipped", "starved_ns", "stored", "total",
     )
 
     def __init__(self, request: Request, groups: int = 1) -> None:
@@ -63,6 +63,8 @@ class Work(Table):
         self.others = [Table(tuple(in_group(group, self.hashes))) for group in range(1, groups)]
         self.computed = 0
         self.stored = 0
+        self.named = 0
+        """With ``named_early`` so many leading blocks carry their hash. Those from ``stored`` on are being computed."""
         self.announced = False
         """True if an iteration has named the request since its (re-)admission."""
         self.prefilled = False
@@ -87,6 +89,7 @@ class Work(Table):
         for mine, table in zip(self.tables, other.tables, strict=True):
             table.hashes = mine.hashes[: self.stored] + table.hashes[self.stored :]
         other.computed, other.stored, other.settled = self.computed, self.stored, self.settled
+        other.named = self.named
         other.announced, other.prefilled, other.skipped = self.announced, self.prefilled, self.skipped
         other.family = self.family
         return other
@@ -137,5 +140,7 @@ class Plan:
         self.appended: list[Work] = []
         self.appended_counts: list[int] = []
         self.appended_ids: list[int] = []
+        self.named: list[Work] = []
+        """With ``named_early``: requests whose blocks carry their hashes since the iteration is formed."""
         self.early: list[int] = []
         """Appended block to the iterations that begin before the block is needed."""

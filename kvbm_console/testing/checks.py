@@ -34,7 +34,8 @@ def assert_invariants(what: Checked) -> None:
     evidence = _evidence(what)
     every = max(1, evidence.events // AUDITS_MAX)
     state: CacheState | None = None
-    lineage, of_stimulus = Lineage(), list[Event]()
+    loose = evidence.config is not None and evidence.config.eviction.by_request
+    lineage, of_stimulus = Lineage(loose=loose), list[Event]()
     for item in evidence.items():
         if isinstance(item, SnapshotTaken):
             state = item.state

@@ -20,7 +20,9 @@ SHOWS: Final = {
     "offload": "48 places, 4 seats",
     "hybrid": "34 places, a second group of blocks",
     "window": "30 places, all layers see a window",
+    "below": "96 places, all layers see a window, a host tier of 100 blocks",
     "early": "36 places, asynchronous scheduling",
+    "twins": "40 places, pairs with the same prompt in one step",
 }
 
 

@@ -126,7 +126,7 @@ def compare(seed: int, directory: Path, *, groups: int = 0) -> None:
     ]
     if seed % 4 == 1:
         aborting(random.Random(seed), load)
-    engine = msgspec.structs.replace(drawn.engine, max_waiting=100_000)
+    engine = msgspec.structs.replace(drawn.engine, max_waiting=100_000, named_early=seed % 2 == 0)
     machine = SimulatedMachine(leader=drawn.leader, engine=engine, links=drawn.links)
     events = recorded(machine, load, directory)
     assert not any(isinstance(event, StimulusRejected) for event in events)
@@ -186,9 +186,11 @@ def test_the_recordings_of_this_project_are_replayed_event_for_event(name: str) 
 # --- real engines ---
 
 
-@pytest.mark.parametrize("name", ["alone", "refused", "chats", "trouble", "window", "hybrid", "early"])
+@pytest.mark.parametrize(
+    "name", ["alone", "refused", "chats", "trouble", "offload", "window", "below", "hybrid", "early", "twins"]
+)
 def test_a_recording_of_vllm_has_the_hits_of_vllm(name: str, tmp_path: Path) -> None:
-    """The scheduler's own hits within a point. ``refused``, ``chats`` and ``trouble`` have a host tier.
+    """The scheduler's own hits within a point. Five of them have a host tier.
 
     In ``refused`` a load that fails ends its request, and in ``trouble`` every third load fails and is computed.
     """
@@ -209,6 +211,28 @@ def test_an_engine_that_forms_steps_early_leaves_out_a_request_that_ends(name: s
     early = name == "early"
     assert (run.machine.engine.early_steps, run.machine.engine.fenced_steps) == (early, early)
     assert simulate(options_of(run)).document["prefix_hit_rate"] == run.hit_rate
+
+
+def test_an_engine_that_names_blocks_early_finds_them_in_the_same_step(tmp_path: Path) -> None:
+    """Half of the requests of ``twins`` find blocks that their own step computes."""
+    run_of("twins").record(tmp_path, [64])
+    run = read_run(str(tmp_path))
+    assert run.machine.engine.named_early
+    assert simulate(options_of(run, check=True)).document["prefix_hit_rate"] == run.hit_rate
+    late = msgspec.structs.replace(run.machine.engine, named_early=False)
+    machine = msgspec.structs.replace(run.machine, engine=late)
+    assert simulate(options_of(run, machine=machine)).document["prefix_hit_rate"] < run.hit_rate
+
+
+@pytest.mark.parametrize("early", [True, False])
+def test_a_recording_tells_whether_blocks_are_named_early(early: bool, tmp_path: Path) -> None:
+    """Two requests with one prompt arrive together."""
+    requests = [Request(name, 0, (1, 2, 3), (), 49, 2, None) for name in "ab"]
+    machine = SimulatedMachine(leader=LeaderConfig(), engine=EngineConfig(g1_blocks=16, named_early=early))
+    reading = _Reading()
+    for event in recorded(machine, GivenRequests("twins", requests, Capacities(16, 16, 0, 0, 64)), tmp_path):
+        reading.take(event)
+    assert reading.named_early is early
 
 
 def test_a_window_is_as_large_as_the_blocks_that_requests_gave_back_say(tmp_path: Path) -> None:

@@ -124,8 +124,12 @@ def windowed(machine: Machine, seed: int, groups: int = 1) -> Machine:
     engine = msgspec.structs.replace(
         machine.engine, groups=tuple(windows), g1_blocks=machine.engine.g1_blocks * groups,
         whole_sequences=seed % 2 == 0, early_steps=seed % 3 > 0, fenced_steps=seed % 3 > 1,
+        named_early=seed % 5 > 1,
     )
-    return msgspec.structs.replace(machine, engine=engine)
+    leader = msgspec.structs.replace(
+        machine.leader, lookup_window=windows[0] * (seed % 2), offload_window_only=seed % 4 == 1
+    )
+    return msgspec.structs.replace(machine, engine=engine, leader=leader)
 
 
 def compare_all(first: int) -> Counter[str]:

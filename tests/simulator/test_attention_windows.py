@@ -39,9 +39,9 @@ class Witness(MachineLedger):
         """Requests with blocks."""
         self.content: dict[int, tuple[int, int]] = {}
         """Place to the group and the hash of its full block."""
-        self.gone = self.behind = self.shorter = self.clones = 0
+        self.gone = self.behind = self.shorter = self.clones = self.named_blocks = 0
         """Blocks that windows passed, admissions behind blocks without a place, those that a group beside the first
-        made shorter, and clones."""
+        made shorter, clones, and blocks that were found before they were computed."""
         super().__init__(config, load, block)
 
     def take(self, work: Work, first: int) -> None:
@@ -67,6 +67,8 @@ class Witness(MachineLedger):
         )
 
     def admitted(self, work: Work, prefix: int, found_tokens: int) -> None:
+        for other in self.live.values():  # ``named`` is told of blocks that are found in the first group
+            self.fill(other, other.stored, other.named, 1)
         assert prefix == self.found(work, len(self.windows))
         self.shorter += prefix < self.found(work, 1)
         for group, table in enumerate(work.tables):
@@ -76,6 +78,19 @@ class Witness(MachineLedger):
             self.behind += NO_PLACE in table.blocks
         self.take(work, prefix)
         super().admitted(work, prefix, found_tokens)
+
+    def named(self, work: Work, count: int) -> None:
+        assert self.engine.config.named_early
+        self.named_blocks += count
+        self.fill(work, work.stored, work.stored + count)
+        super().named(work, count)
+
+    def fill(self, work: Work, first: int, end: int, group_from: int = 0) -> None:
+        """Note what stands in these blocks of a request from now on."""
+        for group, table in enumerate(work.tables):
+            for at in range(first, end):
+                if group >= group_from and table.blocks[at] != NO_PLACE:
+                    self.content[table.blocks[at]] = group, work.hashes[at]
 
     def appended(self, work: Work, ids: list[int]) -> None:
         assert work.blocks[-len(ids) :] == ids
@@ -109,8 +124,9 @@ class Witness(MachineLedger):
         stands: dict[int, tuple[object, ...]] = {}
         for name, work in self.live.items():
             for group, table in enumerate(work.tables):
+                full = max(work.stored, work.named) if group else work.stored
                 for at, place in enumerate(table.blocks):
-                    mine = (group, work.hashes[at]) if at < work.stored else (group, name, at)
+                    mine = (group, work.hashes[at]) if at < full else (group, name, at)
                     assert place == NO_PLACE or stands.setdefault(place, mine) == mine
                     assert place == NO_PLACE or at >= work.stored or self.content[place] == mine
         assert len(stands) == self.engine.config.g1_blocks - self.engine.scheduler.pool.free_blocks
@@ -121,10 +137,7 @@ class Witness(MachineLedger):
         assert ids == [place for work, count in zip(works, counts, strict=True)
                        for place in work.blocks[work.stored - count : work.stored]]
         for work, count in zip(works, counts, strict=True):
-            for group, table in enumerate(work.tables):
-                for at in range(work.stored - count, work.stored):
-                    if table.blocks[at] != NO_PLACE:
-                        self.content[table.blocks[at]] = group, work.hashes[at]
+            self.fill(work, work.stored - count, work.stored)
         super().filled(iteration, works, counts, ids, hashes)
 
     def preempted(self, work: Work) -> list[int]:
@@ -152,7 +165,7 @@ def witness_of(seed: int, groups: int) -> Witness:
     early = dice.random() < 0.4
     config = msgspec.structs.replace(
         engine, groups=tuple(windows), whole_sequences=dice.random() < 0.5, early_steps=early,
-        fenced_steps=early and dice.random() < 0.5,
+        fenced_steps=early and dice.random() < 0.5, named_early=dice.random() < 0.5,
     )
     least = max(config.most_held(one.prompt_tokens + one.output_tokens, block) for one in load.requests)
     if dice.random() < 0.7:  # else all requests fit at once
@@ -169,7 +182,7 @@ def test_a_request_holds_the_blocks_that_its_next_token_sees_and_finds_by_them(f
         witness.run_to_end()
         seen.update(
             gone=witness.gone, behind=witness.behind, preempted=witness.totals.preemptions, clones=witness.clones,
-            shorter=witness.shorter,
+            shorter=witness.shorter, named=witness.named_blocks,
         )
     assert min(seen[name] for name in seen if name != "shorter" or groups > 1) > 0
 
@@ -227,6 +240,28 @@ def test_a_seat_is_free_an_iteration_later_if_iterations_are_formed_early(early:
     ledger.run_to_end()
     assert ended == {"a": 10_000_000, "b": 15_000_000}
     assert ledger.engine.totals.iterations == 3 + 2 * early
+
+
+@pytest.mark.parametrize("early", [True, False])
+@pytest.mark.parametrize("groups", [(0,), (32,), (0, 32)])
+def test_a_prompt_is_found_in_the_iteration_that_computes_it_if_its_blocks_are_named_early(
+    groups: tuple[int, ...], early: bool
+) -> None:
+    """Three requests with the same beginning of four blocks are admitted in one iteration. The third goes on as the
+    second does, which has two further blocks."""
+    prompts = ((1, 2, 3, 4), (1, 2, 3, 4, 5, 6), (1, 2, 3, 4, 5, 6, 7))
+    requests = [
+        Request(name, 0, hashes, (), len(hashes) * 16 + 1, 2, None) for name, hashes in zip("abc", prompts, strict=True)
+    ]
+    config = EngineConfig(g1_blocks=64, max_batch_tokens=512, groups=groups, named_early=early)
+    load = GivenRequests("load", requests, CAPACITIES)
+    rig = build(LeaderConfig(g2_blocks=8), config, load, check=True, audit_every=1)
+    rig.run_to_end()
+    ledger = MachineLedger(config, load, 16)
+    ledger.run_to_end()
+    found = 4 + 6 if early else 0
+    assert rig.leader.state.totals.hit_blocks[0] == ledger.totals.hit_blocks[0] == found
+    assert ledger.engine.totals.prefill_tokens == sum(len(hashes) * 16 + 1 for hashes in prompts) - found * 16
 
 
 @pytest.mark.parametrize("window", [-1, 1, 2**31])

@@ -29,7 +29,7 @@ from kvbm_console.tap import connector, copies, recorder, scheduler
 from kvbm_console.tap import vllm as binding
 from tests.tap.watching import Watching
 from tests.vllm.engine import Engine, offloading, tap
-from tests.vllm.features import Kept, workload
+from tests.vllm.features import Kept, twins, workload
 from tests.vllm.truth import short
 
 HERE: Final = Path(__file__).resolve().parents[2] / "recordings" / "vllm"
@@ -46,14 +46,18 @@ RUNS: Final[dict[str, Any]] = {
     ),
     "hybrid": (tap(), {"blocks": 34, "running": 8, "groups": ("full", "window")}, (7, 6, 3), 0.0),
     "window": (tap(), {"blocks": 30, "running": 8, "groups": ("window",)}, (8, 6, 3), 0.02),
+    "below": (tap(offloading(100)), {"blocks": 96, "running": 16, "groups": ("window",)}, (13, 24, 5), 0.0),
     "early": (tap(), {"blocks": 36, "running": 8, "scheduling": {"async_scheduling": True}}, (41, 6, 4), 0.0),
+    "twins": (tap(), {"blocks": 40, "running": 8}, 42, 0.0),
     "chats": (tap(offloading(400)), {"blocks": 256, "running": 16}, (12, 60, 5), 0.0),
 }
-"""Name to connector, sizes, (seed, sessions, turns) of the workload, and the probability of an abort before a step.
+"""Name to connector, sizes, (seed, sessions, turns) of the workload or the seed of ``twins``, and the probability of an
+abort before a step.
 
 ``trouble`` has loads that fail and are computed instead, preemptions and aborts; in ``refused`` a failed load ends its
-request; ``hybrid`` has a second group of blocks, of layers that see a window, and ``window`` has these alone; ``early``
-forms a step before the result of the last one is known; ``chats`` is large enough for a hit rate.
+request; ``hybrid`` has a second group of blocks, of layers that see a window, and ``window`` has these alone;
+``below`` has them with a host tier; ``early`` forms a step before the result of the last one is known; in ``twins`` two
+requests with one prompt arrive in each step; ``chats`` is large enough for a hit rate.
 """
 STEP_NS: Final = 8_000_000
 TOKEN_NS: Final = 50_000
@@ -114,7 +118,8 @@ def record(name: str) -> bytes:
         engine = Engine(Path(directory), given, **sizes)
         sender = engine.connector.sender
         watch = Watching(sender.recorder, sender.flattener, sender.settings)
-        for formed in engine.run(workload(*shape), aborts=aborts):
+        load = twins(shape) if isinstance(shape, int) else workload(*shape)
+        for formed in engine.run(load, aborts=aborts):
             clock.step(formed)
             watch.pump()
             steps.append([watch.kept, truth(engine)])

@@ -4,11 +4,14 @@ from kvbm_console.core.eviction.auto import LrfuAuto
 from kvbm_console.core.eviction.learned import Learned
 from kvbm_console.core.eviction.policy import PolicyConfig, TierPolicy
 from kvbm_console.core.eviction.ranked import AdaptiveLru, FrequencyBased, Lfu, Lrfu
+from kvbm_console.core.eviction.request_lru import RequestLru
 from kvbm_console.core.eviction.simple_lru import SimpleLru
 
 
 def make_policy(config: PolicyConfig, capacity: int) -> TierPolicy:
     """The policy that a configuration names, empty, for a pool of ``capacity`` places."""
+    if config.by_request:
+        return RequestLru()
     if config.policy == "simple_lru":
         return SimpleLru()
     if config.policy == "lfu":

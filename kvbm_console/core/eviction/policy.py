@@ -126,7 +126,8 @@ class PolicyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     disk_admission: int = 0
     """Above 1, a block is written to the disk tier only when so many requests have named or computed it."""
     used_at_end: bool = False
-    """The blocks of a request are used once more when it ends, as in vLLM's host tier."""
+    """The blocks of a request are used once more when it ends. With ``simple_lru`` the lower tiers are those of vLLM's
+    OffloadingConnector (``by_request``)."""
 
     def __post_init__(self) -> None:
         if self.policy not in POLICIES:
@@ -138,6 +139,17 @@ class PolicyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         _within("disk_admission", self.disk_admission, 0, DISK_ADMISSION_MAX, f"from 0 to {DISK_ADMISSION_MAX}")
         for field in ("pin_ttl_s", "priority_ttl_s"):
             _within(field, getattr(self, field), 0.0, SECONDS_MAX, f"from 0 to {SECONDS_MAX:.0f}")
+
+
+    @property
+    def by_request(self) -> bool:
+        """True if the lower tiers follow the rules of vLLM's OffloadingConnector.
+
+        The order of eviction is that of ``RequestLru``, so I13 does not hold. A copy down stores all of its blocks or
+        none, and holds no block of a request that ends. A lookup holds nothing for a request that is not admitted, and
+        waits for blocks that another request loads.
+        """
+        return self.used_at_end and self.policy == "simple_lru"
 
 
 def _within(field: str, value: float, low: float, high: float, bound: str) -> None:

@@ -16,6 +16,7 @@ from typing import Any, Final
 from kvbm_console.core.eviction import make_policy
 from kvbm_console.core.eviction.policy import PolicyConfig, TierPolicy
 from kvbm_console.core.eviction.ranked import Ranked
+from kvbm_console.core.eviction.request_lru import RequestLru
 from kvbm_console.core.eviction.simple_lru import SimpleLru
 
 GUARDED_SHARE: Final = 0.5
@@ -41,7 +42,7 @@ class PoolPolicy:
         """Prompt blocks of admissions that were found here while they were pinned."""
         self._same = 0
         """Of the keys that were chosen last, recency alone would have chosen so many too."""
-        self._recency = None if isinstance(self.policy, SimpleLru) else SimpleLru()
+        self._recency = None if isinstance(self.policy, (SimpleLru, RequestLru)) else SimpleLru()
         """The choice of recency alone, beside a policy that is not always recency."""
         self._guards: dict[int, tuple[int, int]] = {}
         """Key to (level, until); in the order in which they were set."""
@@ -66,6 +67,11 @@ class PoolPolicy:
         self.policy.use(keys, at_ns)
         if self._recency is not None:
             self._recency.use(keys, at_ns)
+
+    @property
+    def of_requests(self) -> RequestLru | None:
+        """The policy, if it must be told what requests do."""
+        return self.policy if isinstance(self.policy, RequestLru) else None
 
     def found(self, keys: Iterable[int], at_ns: int) -> None:
         """An admission found these blocks of its prompt here."""
@@ -247,6 +253,8 @@ class PoolPolicy:
         order: dict[int, None] = {}
         if count <= 0:
             return []
+        if isinstance(policy, RequestLru):
+            return policy.victims(count, evictable, protected) or []
         stays: set[int | None] = set()
         child_of, siblings = self._child.get, self._siblings
         ask = 1 if keep_rest else count  # the family of the first victim is often long enough

@@ -120,7 +120,7 @@ class Leader(Decider):
         self._handled = 0
         self._checked = 0
         """The pools in front of this one had their turn."""
-        self._lineage = Lineage()
+        self._lineage = Lineage(loose=config.eviction.by_request)
 
     def handle(self, stimulus: st.Stimulus) -> Outcome:
         """Decide one stimulus. Never awaits; raises only on a bug of ours (``InternalError``, ``FoldError``)."""

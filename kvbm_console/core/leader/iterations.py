@@ -14,9 +14,10 @@ from kvbm_console.core.errors import Refused
 from kvbm_console.core.ids import EMPTY_HASH, SlotState
 from kvbm_console.core.instructions import IterationMetadata
 from kvbm_console.core.leader.decider import NO_LIMIT, Decider
+from kvbm_console.core.leader.filling import fill, iteration_ended
 from kvbm_console.core.leader.holds import park
 from kvbm_console.core.leader.lookups import assign, check_device_ids
-from kvbm_console.core.leader.requests import preempt, use_ended
+from kvbm_console.core.leader.requests import preempt, use_formed
 from kvbm_console.core.leader.slots import move
 from kvbm_console.core.slots import SlotFacts
 from kvbm_console.core.tiers import PoolFacts
@@ -73,8 +74,7 @@ def iteration_scheduled(decider: Decider, s: st.IterationScheduled) -> Iteration
     for number in slots:
         if state.slots[number].state is _S.DECODING:
             decider.note_place(state.slots[number])
-    if decider.memory.used_at_end:
-        use_ended(decider)
+    use_formed(decider, slots, s.positions)
     issued = decider.memory.issued
     if issued:
         decider.memory.issued = []
@@ -275,6 +275,11 @@ def iteration_finished(decider: Decider, s: st.IterationFinished) -> None:
     formed = decider.last_iteration(s.source)
     if decider.memory.early:
         date_early(decider)
+    _take_filled(decider, s, formed)
+    iteration_ended(decider, decider.device_pool(s.source))
+
+
+def _take_filled(decider: Decider, s: st.IterationFinished, formed: int) -> None:
     if not (s.block_ids or s.hashes or s.requests or s.counts) and s.iteration <= formed:
         return
     ids, hashes = unpack_ids(s.block_ids), unpack_hashes(s.hashes)
@@ -292,38 +297,6 @@ def iteration_finished(decider: Decider, s: st.IterationFinished) -> None:
     if pool.filled(ids):
         raise Refused("a filled block has content already")
     fill(decider, pool, spans, ids, hashes)
-
-
-def fill(
-    decider: Decider, pool: PoolFacts, spans: list[tuple[SlotFacts, int, int]], ids: list[int], hashes: list[int]
-) -> None:
-    """These checked device blocks are full: those of each of ``spans`` (slot, first block, end) in turn."""
-    slots, counts = tuple([slot.slot for slot, _, _ in spans]), tuple([end - first for _, first, end in spans])
-    decider.emit(ev.BlocksFilled, pool.info.pool, slots, counts, decider.ids(ids), decider.hashes(hashes))
-    lower = decider.below(pool)
-    if decider.config.eviction.disk_admission > 1:  # prompts were counted when they arrived
-        for slot, first, end in spans:
-            decider.memory.name(slot.hashes[max(first, slot.prompt_blocks) : end])
-    if lower is not None:
-        for slot, first, end in spans:
-            link_chain(decider, slot, first, end)
-        if decider.config.offload_prompt_only:
-            ids, hashes = _of_prompts(spans, ids), _of_prompts(spans, hashes)
-        below = lower.by_hash
-        if not below.keys().isdisjoint(hashes):
-            ids = [place for place, key in zip(ids, hashes, strict=True) if key not in below]
-        decider.live_memory.filled(pool, ids)
-        decider.mark_dirty(pool)
-
-
-def _of_prompts(spans: list[tuple[SlotFacts, int, int]], values: list[int]) -> list[int]:
-    """Of the values of the blocks of these spans, those of blocks of prompts."""
-    kept: list[int] = []
-    at = 0
-    for slot, first, end in spans:
-        kept += values[at : at + max(0, min(end, slot.prompt_blocks) - first)]
-        at += end - first
-    return kept
 
 
 def _check_filled(
@@ -350,12 +323,3 @@ def _check_filled(
             raise Refused(f"request {slot.request!r} fills block {first} with another content than its prompt")
         at += count
     return spans
-
-
-def link_chain(decider: Decider, slot: SlotFacts, first: int, end: int) -> None:
-    """Remember the parent of each of these blocks, so that a prefix is touched with its continuation."""
-    hashes = slot.hashes
-    first = max(first, 1)
-    decider.memory.parent_of.update(zip(hashes[first:end], hashes[first - 1 : end - 1], strict=True))
-    if decider.memory.parentless:
-        decider.live_memory.show_chain(hashes[:end])

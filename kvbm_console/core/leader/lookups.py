@@ -4,6 +4,8 @@ Law of this file: lookup and allocation are two commits. A lookup holds the bloc
 never reports an allocation that it refuses, so staging ends by allocation, abort, preemption or its deadline.
 """
 
+from collections.abc import Sequence
+
 from kvbm_console.core import events as ev
 from kvbm_console.core import stimuli as st
 from kvbm_console.core.columns import gather, unpack_hashes, unpack_ids
@@ -23,9 +25,10 @@ from kvbm_console.core.ids import (
 from kvbm_console.core.instructions import FencedBlocks, MatchAnswer
 from kvbm_console.core.leader import prefetch
 from kvbm_console.core.leader.decider import Decider
+from kvbm_console.core.leader.filling import being_filled, copied_blocks, fill_spans
 from kvbm_console.core.leader.holds import felt_pressure, held_at, strike
 from kvbm_console.core.leader.memory import LoadPart
-from kvbm_console.core.leader.pipeline import enqueue, fence
+from kvbm_console.core.leader.pipeline import enqueue, fence, flush_copies
 from kvbm_console.core.leader.slots import move
 from kvbm_console.core.slots import WAITING_STATES, SlotFacts
 from kvbm_console.core.tiers import READY, WRITING, PoolFacts
@@ -103,24 +106,28 @@ def match(decider: Decider, slot: SlotFacts, local: int) -> MatchAnswer:
         return MatchAnswer(None, asynchronous)
     if slot.staged:
         if local == slot.local_blocks:
-            return MatchAnswer(_staged_blocks(slot) * size, asynchronous)
+            return MatchAnswer(_found_blocks(decider, slot) * size, asynchronous)
         decider.release_staging(slot, ReleaseReason.UNUSED)
     if prefetch.must_wait(decider, slot):
         _answer(decider, slot, local, (0, 0, 0), None, MissReason.WRITING, None)
         return MatchAnswer(None, asynchronous)
-    found, first_miss, why = _match(decider, slot, local)
+    found, skipped, first_miss, why = _match(decider, slot, local)
+    if found and decider.config.eviction.by_request and _being_loaded(decider, found):
+        why, first_miss = MissReason.WRITING, local
     if why is MissReason.WRITING and not _stands_still(decider, slot.hashes[first_miss or 0]):
         _answer(decider, slot, local, (0, 0, 0), first_miss, why, None)
         return MatchAnswer(None, asynchronous)
     matched = [0, 0, 0]
     for pool, places in found:
         matched[pool.info.tier - 2] += len(places)
+    if found:
+        matched[found[0][0].info.tier - 2] += skipped
     tokens = sum(matched) * size
     _answer(decider, slot, local, (matched[0], matched[1], matched[2]), first_miss, why, tokens)
     if not tokens and slot.state is SlotState.ONBOARD_STAGED:
         move(decider, slot, SlotState.INITIALIZED)
     if tokens:
-        _stage(decider, slot, local, found, tokens)
+        _stage(decider, slot, local + skipped, found, tokens)
         if held_at(decider, slot, WaitPoint.LOOKUP):
             return MatchAnswer(None, asynchronous)
     return MatchAnswer(tokens, asynchronous and tokens > 0)
@@ -128,11 +135,14 @@ def match(decider: Decider, slot: SlotFacts, local: int) -> MatchAnswer:
 
 def _match(
     decider: Decider, slot: SlotFacts, local: int
-) -> tuple[list[tuple[PoolFacts, list[int]]], int | None, MissReason]:
-    """Places below G1 that continue the prefix, the first prompt block found nowhere, and why it was not."""
+) -> tuple[list[tuple[PoolFacts, list[int]]], int, int | None, MissReason]:
+    """Places below G1 that continue the prefix, how many blocks before them need none, the first prompt block found
+    nowhere, and why it was not."""
     total = slot.sequence_tokens(decider.state.iteration, decider.config.block_tokens)
     # At least one token must be left to compute, so a full match gives back its last block.
     limit = min(len(slot.hashes), (total - 1) // decider.config.block_tokens)
+    if decider.config.lookup_window:
+        return _match_window(decider, slot, local, limit)
     at = local
     found: list[tuple[PoolFacts, list[int]]] = []
     why = MissReason.NONE
@@ -146,16 +156,65 @@ def _match(
         if places:
             found.append((pool, places))
         if why is MissReason.WRITING:
-            return found, at, why
+            return found, 0, at, why
+    return found, 0, *_first_miss(decider, slot, at, limit)
+
+
+def _match_window(
+    decider: Decider, slot: SlotFacts, local: int, limit: int
+) -> tuple[list[tuple[PoolFacts, list[int]]], int, int | None, MissReason]:
+    """As ``_match``, where the blocks of a window at the end of a prefix are enough. The longest such prefix is found.
+    Without one, the blocks that follow the engine's own."""
+    needed, pools = -(-decider.config.lookup_window // decider.config.block_tokens), decider.lower_pools()
+    run: list[tuple[PoolFacts, int]] = []
+    first = limit
+    writing: int | None = None
+    while first > local and len(run) < needed:
+        first -= 1
+        key = slot.hashes[first]
+        here = next(((pool, place) for pool in pools if (place := pool.ready_place(key)) is not None), None)
+        if here is None and any(key in pool.by_hash for pool in pools):
+            writing = first
+            here = pools[0], -1
+        if here is None:
+            run, writing = [], None
+        else:
+            run.append(here)
+    if writing is not None:
+        return [], 0, writing, MissReason.WRITING
+    found: list[tuple[PoolFacts, list[int]]] = []
+    for pool, place in reversed(run):
+        if found and found[-1][0] is pool:
+            found[-1][1].append(place)
+        else:
+            found.append((pool, [place]))
+    skipped = first - local if run else 0
+    return found, skipped, *_first_miss(decider, slot, local + skipped + len(run), limit)
+
+
+def _first_miss(decider: Decider, slot: SlotFacts, at: int, limit: int) -> tuple[int | None, MissReason]:
+    """The prompt block ``at`` that was not found, and why it was not."""
     if not slot.hashes:
-        return found, None, MissReason.TOO_SHORT
+        return None, MissReason.TOO_SHORT
     if at >= len(slot.hashes):
-        return found, None, MissReason.NONE
+        return None, MissReason.NONE
     if at >= limit:
-        return found, at, MissReason.BOUNDARY
+        return at, MissReason.BOUNDARY
     if any(pool.ready_place(slot.hashes[at]) is not None for pool in decider.lower_pools()):
-        return found, at, MissReason.FILTERED  # it is there, but staging may hold no more of its pool
-    return found, at, decider.memory.why_gone(slot.hashes[at])
+        return at, MissReason.FILTERED  # it is there, but staging may hold no more of its pool
+    return at, decider.memory.why_gone(slot.hashes[at])
+
+
+def _being_loaded(decider: Decider, found: list[tuple[PoolFacts, list[int]]]) -> bool:
+    """True if a load of another request reads one of these places: vLLM lets it bring the block to the device."""
+    loads = [
+        operation for operation in decider.state.operations.values()
+        if decider.state.candidates[operation.candidate].route.is_load
+    ]
+    return any(
+        operation.source_pool == pool.info.pool and not set(places).isdisjoint(operation.sources)
+        for pool, places in found for operation in loads
+    )
 
 
 def _stands_still(decider: Decider, key: int) -> bool:
@@ -218,6 +277,13 @@ def _staged_blocks(slot: SlotFacts) -> int:
     return sum(len(places) for _, places in slot.staged)
 
 
+def _found_blocks(decider: Decider, slot: SlotFacts) -> int:
+    """Blocks that the last lookup found behind the engine's own: those staged, and those before the window."""
+    if decider.config.lookup_window and slot.staged and slot.last_answer is not None:
+        return (slot.last_answer[0] or 0) // decider.config.block_tokens
+    return _staged_blocks(slot)
+
+
 def blocks_allocated(decider: Decider, s: st.BlocksAllocated) -> FencedBlocks | None:
     """``update_state_after_alloc``: append device blocks, and at an admission score it and start the load.
 
@@ -232,16 +298,18 @@ def blocks_allocated(decider: Decider, s: st.BlocksAllocated) -> FencedBlocks | 
     size = decider.config.block_tokens
     first = not slot.end_block
     external = s.external_tokens // size
-    if s.external_tokens % size or not 0 <= external <= _staged_blocks(slot) or (external and not first):
+    if s.external_tokens % size or not 0 <= external <= _found_blocks(decider, slot) or (external and not first):
         raise Refused(f"external_tokens {s.external_tokens} was not found for {s.request!r}")
     if slot.outstanding and first:
         raise Refused(f"request {s.request!r} still has copies running and cannot be admitted")
     _check_window(decider, slot, s.passed_blocks, external)
     held = max(0, slot.local_blocks - s.passed_blocks) if first else 0
-    check_device_ids(decider, pool, slot, ids, held, s.passed_blocks)
+    filling = being_filled(decider, pool, ids[:held], slot.hashes[s.passed_blocks :], s.passed_blocks)
+    check_device_ids(decider, pool, slot, ids, held, s.passed_blocks, filling)
     if first and slot.local_blocks + external > s.passed_blocks + len(ids):
         raise Refused(f"{len(ids)} blocks do not hold {slot.local_blocks} reused and {external} external blocks")
     if first:
+        fill_spans(decider, pool, filling)
         admit(decider, pool, slot, ids, slot.local_blocks, s.external_tokens, s.passed_blocks)
         return None
     fenced = pass_window(decider, slot, s.passed_blocks)
@@ -273,6 +341,8 @@ def pass_window(decider: Decider, slot: SlotFacts, passed: int) -> FencedBlocks 
     count = passed - slot.passed_blocks
     if not count:
         return None
+    if decider.config.eviction.by_request:
+        flush_copies(decider, slot)
     fenced = fence(decider, slot, slot.device_blocks[:count])
     decider.release_passed(slot, count)
     return FencedBlocks(decider.ids(fenced))
@@ -287,6 +357,13 @@ def admit(
     assign(decider, pool, [slot], [len(ids)], ids, reused, tokens, passed=passed)
     decider.memory.pools[pool.info.pool].gave(len(ids) - max(0, reused - passed), len(pool), decider.at_ns)
     _score(decider, slot, reused, external)
+    if decider.config.eviction.by_request:
+        first = max(passed, reused + external - _staged_blocks(slot)) if external else 0
+        end = reused + external if external else 0
+        for lower in decider.lower_pools():
+            policy = decider.live_memory.policies[lower.info.pool].of_requests
+            if policy is not None:
+                policy.admitted(slot.slot, end, slot.hashes[first:end], first)
     if external:
         _load(decider, pool, slot, reused, external, tokens)
     elif slot.staged:
@@ -294,10 +371,11 @@ def admit(
 
 
 def check_device_ids(
-    decider: Decider, pool: PoolFacts, slot: SlotFacts, ids: list[int], prefix: int, passed: int = 0
+    decider: Decider, pool: PoolFacts, slot: SlotFacts, ids: list[int], prefix: int, passed: int = 0,
+    filling: Sequence[tuple[SlotFacts, int, int]] = (),
 ) -> int:
     """Refuse ids that the slot cannot be given; returns how many leading ids are its own prefix in G1, from block
-    ``passed`` on."""
+    ``passed`` on. The blocks of ``filling`` are about to be full."""
     capacity = pool.places_max
     if prefix > len(ids):
         raise Refused(f"{prefix} prefix blocks were reported but only {len(ids)} blocks allocated")
@@ -310,7 +388,10 @@ def check_device_ids(
         raise Refused(f"block ids must be from 0 to {capacity - 1}, got {min(ids)} to {max(ids)}")
     if max(ids) < len(pool) and _can_be_given(pool, slot, ids[:prefix], ids[prefix:], passed):
         return prefix
+    soon = {place for other, first, end in filling for place in other.places(first, end)}
     for at, place in enumerate(ids[:prefix], passed):
+        if place in soon:
+            continue
         if place >= len(pool) or pool.hash_of[place] != slot.hashes[at] or pool.content[place] != READY:
             raise Refused(f"block {place} does not hold block {at} of {slot.request!r}")
     check_given(pool, ids[prefix:])
@@ -361,15 +442,16 @@ def assign(
     if lower is not None and held:
         # A block that is used again deserves a copy again.
         planned, below = decider.memory.pools[pool.info.pool].planned, lower.by_hash
-        prompt = max(0, slots[0].prompt_blocks - passed)
-        again = ids[: min(held, prompt) if decider.config.offload_prompt_only else held]
-        decider.unsaved(
-            pool,
-            [
-                place for place, key in zip(again, gather(pool.hash_of, again), strict=True)
-                if key not in below and place not in planned
-            ],
-        )
+        low, high = copied_blocks(decider, slots[0])
+        again = ids[max(0, low - passed) : min(held, max(0, high - passed))]
+        unsaved = [
+            place for place, key in zip(again, gather(pool.hash_of, again), strict=True)
+            if key not in below and place not in planned
+        ]
+        if decider.config.eviction.by_request:
+            decider.memory.pools[pool.info.pool].reused[slots[0].slot] = unsaved
+        else:
+            decider.unsaved(pool, unsaved)
     if lower is not None:
         mine = decider.memory.pools[pool.info.pool]
         mine.gave(len(ids) - held, len(pool), decider.at_ns, at_once=at_once)
@@ -386,7 +468,10 @@ def assign(
 
 def _score(decider: Decider, slot: SlotFacts, reused: int, external: int) -> None:
     hits = [reused, 0, 0, 0]
-    left, at = external, reused
+    skipped = _found_blocks(decider, slot) - _staged_blocks(slot) if external else 0
+    left, at = external - skipped, reused + skipped
+    if skipped:
+        hits[decider.state.pools[slot.staged[0][0]].info.tier - 1] += skipped
     for index, places in slot.staged:
         used = min(left, len(places))
         hits[decider.state.pools[index].info.tier - 1] += used
@@ -409,7 +494,7 @@ def _score(decider: Decider, slot: SlotFacts, reused: int, external: int) -> Non
 def _load(decider: Decider, pool: PoolFacts, slot: SlotFacts, reused: int, external: int, tokens: int) -> None:
     """Plan one load per source tier, as one batch, and move the slot to onboarding."""
     decider.clear_deadline("staging", slot.slot)
-    at, batch = reused, decider.state.next_candidate
+    at, batch = reused + _found_blocks(decider, slot) - _staged_blocks(slot), decider.state.next_candidate
     parts: list[LoadPart] = []
     for index, places in slot.staged:
         count = min(external - (at - reused), len(places))

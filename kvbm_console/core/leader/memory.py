@@ -76,6 +76,8 @@ class PoolMemory(msgspec.Struct):
     """Full places without a holder, in the order in which the engine reuses them."""
     given: int = 0
     """Places that were given away so far."""
+    reused: dict[int, list[int]] = {}
+    """Slot to places without a copy below that it was given again. As of the end of the iteration they are unsaved."""
     behind: int = 0
     """Places that were given away since copies down began to run, less the blocks that these copied."""
     most_given: int = 0
@@ -252,6 +254,8 @@ class LeaderMemory(msgspec.Struct):
     """Slot to the leading blocks that the pipeline has looked at."""
     place_limit: dict[int, int] = {}
     """Decoding slot to the last iteration for whose token it has a place."""
+    flushed: dict[int, int] = {}
+    """Operation that was ended before its ranks reported to the reports that are still to come."""
     deadlines: dict[int, tuple[str, int]] = {}
     """Deadline to (``staging``, slot), (``hold``, hold), (``expiry``, breakpoint), (``wait``, slot), (``prefetch``,
     session), or ``drain``, ``freeze`` and ``run_for`` with 0."""

@@ -34,8 +34,8 @@ from kvbm_console.core.instructions import AuditAnswer, FencedBlocks, FinishAnsw
 from kvbm_console.core.leader import lookups
 from kvbm_console.core.leader.connectors import cancel_told, remember
 from kvbm_console.core.leader.decider import Decider
+from kvbm_console.core.leader.filling import being_filled, fills, link_chain
 from kvbm_console.core.leader.holds import cancel_hold, held_at
-from kvbm_console.core.leader.iterations import link_chain
 from kvbm_console.core.leader.memory import LoadPart
 from kvbm_console.core.leader.pipeline import drop, end_candidate, end_operation
 from kvbm_console.core.leader.requests import preempt
@@ -382,7 +382,7 @@ def _published(decider: Decider, pool: PoolFacts, request: str, places: list[int
     for replaced, run in groupby(range(len(places)), lambda at: own[at] != places[at]):
         part = list(run)
         ids, keys = places[part[0] : part[-1] + 1], hashes[part[0] : part[-1] + 1]
-        if not replaced and _fills(pool, slot, ids, keys):
+        if not replaced and fills(pool, slot, ids, keys):
             _fill(decider, pool, [slot], [len(ids)], ids, keys)
         elif replaced and slot.filled_blocks == first + part[0] and _holds(pool, slot, ids, keys):
             given_back = own[part[0] : part[-1] + 1]
@@ -789,7 +789,7 @@ def iteration_finished(decider: Decider, s: st.IterationFinished) -> None:
             part = part[_filled_before(pool, slot, ids[part.start : part.stop], hashes[part.start : part.stop]) :]
             if count and not part:
                 continue
-        if slot is not None and _fills(pool, slot, [ids[i] for i in part], [hashes[i] for i in part]):
+        if slot is not None and fills(pool, slot, [ids[i] for i in part], [hashes[i] for i in part]):
             slots.append(slot)
             counts.append(len(part))
             filled += part
@@ -801,18 +801,9 @@ def iteration_finished(decider: Decider, s: st.IterationFinished) -> None:
 
 def fill_for(decider: Decider, pool: PoolFacts, ids: list[int], hashes: list[int], passed: int) -> None:
     """These blocks, from block ``passed`` of a prefix on, are used again with these hashes, so the slots that fill them
-    were scheduled to.
-
-    An engine names a block when it gives it out, and a request of the same step may already use it.
-    """
-    for at, place, key in reversed(list(zip(range(passed, passed + len(ids)), ids, hashes, strict=True))):
-        for slot in decider.state.slots.values():
-            first = slot.filled_blocks
-            if slot.device_pool != pool.info.pool or slot.places(at, at + 1) != [place] or first > at:
-                continue
-            places, keys = slot.places(first, at + 1), slot.hashes[first : at + 1]
-            if keys[-1:] == [key] and _fills(pool, slot, places, keys):
-                _fill(decider, pool, [slot], [len(places)], places, keys)
+    were scheduled to."""
+    for slot, first, end in being_filled(decider, pool, ids, hashes, passed):
+        _fill(decider, pool, [slot], [end - first], slot.places(first, end), slot.hashes[first:end])
 
 
 def _fill(
@@ -836,17 +827,6 @@ def _filled_before(pool: PoolFacts, slot: SlotFacts, ids: list[int], hashes: lis
         pool.hash_of[place] == key for place, key in zip(known, hashes, strict=False)
     )
     return len(known) if all_match else 0
-
-
-def _fills(pool: PoolFacts, slot: SlotFacts, ids: list[int], hashes: list[int]) -> bool:
-    """True if these are the next blocks of the slot, empty so far, and of its own content."""
-    first = slot.filled_blocks
-    known = slot.hashes[first : first + len(ids)]
-    return (
-        bool(ids) and first <= len(slot.hashes) and slot.places(first, first + len(ids)) == ids
-        and hashes[: len(known)] == known
-        and EMPTY_HASH not in hashes and not any(pool.hash_of[place] for place in ids)
-    )
 
 
 HANDLERS: Final[dict[type[st.Stimulus], Callable[[Decider, Any], Any]]] = {

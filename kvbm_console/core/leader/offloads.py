@@ -325,7 +325,8 @@ def _coldest(decider: Decider, pool: PoolFacts, count: int) -> dict[int | None, 
     chosen: dict[int | None, list[int]] = {}
     held: dict[int, set[int]] = {}
     taken, slow = 0, _too_slow(decider, pool)
-    for place in chain(mine.exposed, mine.covered):
+    # vLLM copies the blocks of live requests alone.
+    for place in mine.covered if decider.config.eviction.by_request else chain(mine.exposed, mine.covered):
         if place in planned or content[place] != READY:
             continue
         owner = None if ours or not refs[place] else _holder(decider, pool, place, held)

@@ -14,7 +14,13 @@ from kvbm_console.core import stimuli as st
 from kvbm_console.core.columns import gather, unpack_ids
 from kvbm_console.core.errors import Refused
 from kvbm_console.core.ids import Authority, CandidateStatus, ReleaseReason, Site, SkipReason, Tier, WaitPoint
-from kvbm_console.core.instructions import PinDeviceBlocks, ReleaseDeviceBlocks, StartTransfer, WakeRequest
+from kvbm_console.core.instructions import (
+    CancelTransfer,
+    PinDeviceBlocks,
+    ReleaseDeviceBlocks,
+    StartTransfer,
+    WakeRequest,
+)
 from kvbm_console.core.leader.decider import Decider
 from kvbm_console.core.leader.holds import held_at, strike
 from kvbm_console.core.leader.memory import COPY_LEAST
@@ -102,6 +108,8 @@ def _make_room_and_promote(decider: Decider, candidate: CandidateFacts, sources:
     if missing > 0:
         victims, rule = to_evict(decider, target, missing, hashes)
         room = mine.room + len(victims)
+        if room < len(hashes) and decider.config.eviction.by_request:
+            room = 0  # all or nothing, as vLLM
         sources, hashes = sources[:room], hashes[:room]
         if victims:
             _strike(decider, Site.EVICT_WILL, candidate)
@@ -219,7 +227,7 @@ def choose(decider: Decider, candidate: CandidateFacts) -> tuple[list[int], list
             return _prefetchable(candidate, source, target)
         slot = decider.state.slots[candidate.slot]
         staged = [place for index, places in slot.staged if index == source.info.pool for place in places]
-        if slot.passed_blocks:  # those before its window are not loaded
+        if slot.passed_blocks or len(slot.staged) > 1:  # those before its window are not loaded
             wanted = set(candidate.hashes)
             staged = [place for place in staged if source.hash_of[place] in wanted]
         return staged[: len(candidate.hashes)], candidate.hashes, None
@@ -325,6 +333,11 @@ def report(decider: Decider, number: int, epoch: int, rank: int, ok: bool, error
 def _current(decider: Decider, number: int, epoch: int, rank: int) -> OperationFacts | None:
     """The open operation of this epoch; otherwise the report is refused and, if it was late, its places are freed."""
     operation = decider.state.operations.get(number)
+    if number in decider.memory.flushed:
+        decider.memory.flushed[number] -= rank >= 0
+        if not decider.memory.flushed[number]:
+            del decider.memory.flushed[number]
+        return None
     if operation is not None and epoch == decider.state.epoch:
         if decider.state.pools[operation.target_pool].info.source not in decider.watched:
             return operation
@@ -430,6 +443,31 @@ def _save_ready(decider: Decider, pool: PoolFacts, places: list[int]) -> None:
     if lower is not None:
         below, hashes = lower.by_hash, gather(pool.hash_of, places)
         decider.unsaved(pool, [place for place, key in zip(places, hashes, strict=True) if key not in below])
+
+
+def flush_copies(decider: Decider, slot: SlotFacts) -> None:
+    """End the copies down of a slot that gives up blocks, so that these can be given out at once.
+
+    vLLM's connector gives blocks back while it copies them, and ends a copy in the step that needs their places.
+    """
+    for number in sorted(slot.outstanding):
+        candidate = decider.state.candidates[number]
+        if candidate.operation is None or candidate.route.is_load:
+            continue
+        operation = decider.state.operations[candidate.operation]
+        left = [rank for rank in range(decider.config.ranks) if rank not in operation.reported]
+        if operation.operation in decider.memory.undispatched:
+            decider.memory.undispatched.remove(operation.operation)
+        elif operation.started:
+            decider.memory.flushed[operation.operation] = len(left)
+        else:
+            decider.ask(CancelTransfer(operation.operation))
+        if not operation.started:
+            decider.emit(ev.OperationStarted, operation.operation)
+        for rank in left:
+            decider.emit(ev.OperationReported, operation.operation, rank, True, "", b"")
+        decider.memory.complete.append(operation.operation)
+        end_operation(decider, operation)
 
 
 def _good_prefix(decider: Decider, slot: SlotFacts, first: int, operation: OperationFacts) -> int:

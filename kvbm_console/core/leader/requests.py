@@ -4,12 +4,15 @@ Law of this file: preempt and finish never wait. They drop the slot's references
 and cancel copies that are not started. Started copies run out, because they hold references of their own.
 """
 
+from collections.abc import Sequence
+
 from kvbm_console.core import events as ev
 from kvbm_console.core import stimuli as st
 from kvbm_console.core.columns import unpack_ids
 from kvbm_console.core.config import REQUEST_ID_BYTES_MAX, SECOND_NS
 from kvbm_console.core.errors import Refused
 from kvbm_console.core.eviction.pool_policy import PIN
+from kvbm_console.core.eviction.request_lru import RequestLru
 from kvbm_console.core.holds import OF_A_COPY
 from kvbm_console.core.ids import (
     CandidateStatus,
@@ -24,12 +27,14 @@ from kvbm_console.core.ids import (
 from kvbm_console.core.instructions import CancelTransfer, CloneAnswer, FencedBlocks, FinishAnswer
 from kvbm_console.core.leader import prefetch
 from kvbm_console.core.leader.decider import Decider
+from kvbm_console.core.leader.filling import copied_blocks
 from kvbm_console.core.leader.holds import cancel_hold, felt_pressure, strike
 from kvbm_console.core.leader.lookups import check_device_ids
 from kvbm_console.core.leader.offloads import plan_last_offload
-from kvbm_console.core.leader.pipeline import drop, end_candidate, fence, skip
+from kvbm_console.core.leader.pipeline import drop, end_candidate, fence, flush_copies, skip
 from kvbm_console.core.leader.slots import finish, move
 from kvbm_console.core.slots import SlotFacts
+from kvbm_console.core.tiers import PoolFacts
 
 
 def request_preempted(decider: Decider, s: st.RequestPreempted) -> FencedBlocks:
@@ -45,6 +50,8 @@ def preempt(decider: Decider, slot: SlotFacts) -> FencedBlocks:
     """As ``request_preempted``, for a slot that was checked."""
     felt_pressure(decider, slot)
     cancel_hold(decider, slot, "preempted")
+    if decider.config.eviction.by_request:
+        flush_copies(decider, slot)
     _stop_candidates(decider, slot, cancel_stores=True)
     decider.release_staging(slot, ReleaseReason.PREEMPTED)
     fenced = _fence(decider, slot)
@@ -108,13 +115,19 @@ def end(decider: Decider, slot: SlotFacts, reason: FinishReason) -> FinishAnswer
     """As ``request_finished``, for a slot that was checked."""
     if not _ends_with_its_hold(decider, slot, reason):
         cancel_hold(decider, slot, "aborted" if reason is FinishReason.ABORTED else "finished")
+    if decider.config.eviction.by_request:
+        flush_copies(decider, slot)
     _stop_candidates(decider, slot, cancel_stores=False)
     decider.release_staging(slot, ReleaseReason.FINISHED)
     if reason is not FinishReason.ABORTED:
         _guard(decider, slot)
         prefetch.ended(decider, slot)
-        plan_last_offload(decider, slot)
-    if decider.config.eviction.used_at_end:
+        if not decider.config.eviction.by_request:
+            plan_last_offload(decider, slot)
+    if decider.config.eviction.by_request:
+        for _, policy in request_policies(decider):
+            policy.finished(slot.slot)
+    elif decider.config.eviction.used_at_end:
         keys = slot.hashes[: slot.prompt_blocks] if decider.config.offload_prompt_only else slot.hashes
         decider.memory.used_at_end.append(keys[:])
     strike(decider, Site.REQUEST_FINISH, slot, slot.state, SlotState.FINISHING)
@@ -127,8 +140,36 @@ def end(decider: Decider, slot: SlotFacts, reason: FinishReason) -> FinishAnswer
     return FinishAnswer(False)
 
 
-def use_ended(decider: Decider) -> None:
-    """An iteration was formed: behind its admissions the blocks of requests that ended before it are used again."""
+def request_policies(decider: Decider) -> list[tuple[PoolFacts, RequestLru]]:
+    """Lower tiers whose policies must be told what requests do."""
+    policies = [(pool, decider.live_memory.policies[pool.info.pool].of_requests) for pool in decider.lower_pools()]
+    return [(pool, policy) for pool, policy in policies if policy is not None]
+
+
+def use_formed(decider: Decider, slots: Sequence[int], positions: Sequence[int]) -> None:
+    """An iteration was formed, in which these slots compute their prompts up to these positions."""
+    if not decider.config.eviction.by_request:
+        if decider.memory.used_at_end:
+            _use_ended(decider)
+        return
+    for purpose in [purpose for purpose in decider.memory.deadline_of if purpose.startswith("staging ")]:
+        # vLLM holds no block for a request that it does not admit, and looks up anew.
+        decider.release_staging(decider.state.slots[int(purpose.partition(" ")[2])], ReleaseReason.UNUSED)
+    for pool, policy in request_policies(decider):
+        policy.begin()
+        written = {
+            pool.hash_of[place] for operation in decider.state.operations.values()
+            if operation.target_pool == pool.info.pool for place in operation.targets
+        }
+        for number, position in zip(slots, positions, strict=True):
+            slot = decider.state.slots[number]
+            low, high = copied_blocks(decider, slot)
+            policy.offered(number, slot.hashes, low, min(high, position // decider.config.block_tokens), written)
+        policy.formed()
+
+
+def _use_ended(decider: Decider) -> None:
+    """Behind the admissions of an iteration the blocks of requests that ended before it are used again."""
     ended, decider.memory.used_at_end = decider.memory.used_at_end, []
     for keys in ended:
         for pool in decider.lower_pools():

@@ -1,0 +1,196 @@
+"""``simple_lru`` with ``used_at_end``: the LRU of vLLM's host tier, in which a request uses its blocks as one.
+
+All blocks that a request stores or loads have the rank of its first use, and a deeper block is colder within a rank.
+When the request ends, each of these blocks is used anew, the deepest first. A block that the request found on the
+device, and that a load continues, is not used.
+
+Law of this file: a rank changes only by a use, and a use counts once for each request. The order of eviction is that of
+the ranks, whatever continues what. A choice gives all victims or none.
+"""
+
+from collections.abc import Callable, Collection, Iterable, KeysView, Sequence
+from heapq import heapify, heappop, heappush
+from typing import Any, Final
+
+Rank = tuple[int, int]
+"""Number of a use, and the place in its prefix, negative."""
+_SLACK: Final = 1_000
+"""Dead entries of the heap before it is made anew, beside one per block."""
+
+
+class _Use:
+    """What a request has used."""
+
+    __slots__ = ("next", "number", "seen")
+
+    def __init__(self, number: int, first: int, seen: Iterable[tuple[int, int]] = ()) -> None:
+        self.number = number
+        """The rank of its first use, 0 before that."""
+        self.next = first
+        """Leading blocks that it has offered for a copy down, or loaded."""
+        self.seen = dict(seen)
+        """Key to its place in the prefix."""
+
+
+class RequestLru:
+    """See the module. ``admitted``, ``offered``, ``finished`` and ``formed`` tell it what requests do.
+
+    >>> order = RequestLru()
+    >>> order.admitted(1, 0, []); order.offered(1, [10, 11], 0, 2); order.insert([10, 11], None, 0)
+    >>> order.admitted(2, 0, []); order.offered(2, [10, 12], 0, 2); order.insert([12], 10, 0)
+    >>> order.victims(3)
+    [11, 12, 10]
+    """
+
+    name = "simple_lru"
+    is_recency = True
+
+    def __init__(self) -> None:
+        self._rank: dict[int, Rank] = {}
+        self._heap: list[tuple[Rank, int]] = []
+        self._coming: dict[int, Rank] = {}
+        """Keys that are offered and not resident, with the rank that they will have."""
+        self._uses: dict[int, _Use] = {}
+        """Live request to what it has used."""
+        self._ended: list[int] = []
+        """Requests that ended since an iteration was formed."""
+        self._due: list[tuple[int, int]] = []
+        """Keys that the ends of requests use, each with its rank. Copies of the last iteration come before them."""
+        self._next = 0
+
+    @property
+    def resident(self) -> KeysView[int]:
+        """The resident keys."""
+        return self._rank.keys()
+
+    # --- requests ---
+
+    def admitted(self, owner: int, first: int, loaded: Sequence[int], at: int = 0) -> None:
+        """A request goes on behind ``first`` blocks that need no copy; it loads the keys from its block ``at`` on."""
+        use = self._uses.setdefault(owner, _Use(0, 0))
+        use.next = first
+        self._use(use, loaded, at)
+
+    def offered(
+        self, owner: int, keys: Sequence[int], first: int, end: int, written: Collection[int] = ()
+    ) -> None:
+        """A request computes up to block ``end`` of its keys, of which those from ``first`` on may be copied here. Keys
+        that are being ``written`` are not used."""
+        use = self._uses.get(owner)
+        if use is not None and use.next < end:
+            first, use.next = max(first, use.next), end
+            self._use(use, keys[first:end], first, written)
+
+    def _use(self, use: _Use, keys: Sequence[int], at: int, written: Collection[int] = ()) -> None:
+        if keys and not use.number:
+            self._next += 1
+            use.number = self._next
+        for place, key in enumerate(keys, at):
+            if key not in use.seen and key not in written:
+                use.seen[key] = place
+                self._raise(key, (use.number, -place))
+
+    def _raise(self, key: int, rank: Rank) -> None:
+        ranks = self._rank if key in self._rank else self._coming
+        if ranks.get(key, rank) <= rank:
+            ranks[key] = rank
+            if ranks is self._rank:
+                self._push(key, rank)
+
+    def finished(self, owner: int) -> None:
+        """A request has ended."""
+        if owner in self._uses:
+            self._ended.append(owner)
+
+    def formed(self) -> None:
+        """An iteration was formed: behind its uses those of the requests that ended before it."""
+        for owner in self._ended:
+            seen = self._uses.pop(owner).seen
+            for key in sorted(seen, key=seen.__getitem__, reverse=True):
+                self._next += 1
+                self._due.append((key, self._next))
+        self._ended.clear()
+
+    def begin(self) -> None:
+        """An iteration is being formed: the ends that the last one saw count from now on."""
+        for key, number in self._due:
+            if key in self._rank:
+                self._raise(key, (number, 0))
+            else:
+                self._coming.pop(key, None)
+        self._due.clear()
+
+    # --- TierPolicy ---
+
+    def touch(self, keys: Sequence[int], at_ns: int = 0) -> None:
+        """These blocks are used or stored by nobody in particular."""
+        self._next += 1
+        for place, key in enumerate(keys):
+            self._rank[key] = self._next, -place
+            self._push(key, self._rank[key])
+
+    def use(self, keys: Sequence[int], at_ns: int) -> None:
+        """Nothing: a request that only names its blocks does not use them."""
+
+    def insert(self, keys: Sequence[int], beside: int | None, at_ns: int) -> None:
+        """See ``TierPolicy.insert``. The blocks have the rank of the request that offered them."""
+        self._next += 1
+        for place, key in enumerate(keys):
+            self._rank[key] = self._coming.pop(key, (self._next, -place))
+            self._push(key, self._rank[key])
+
+    def forget(self, keys: Iterable[int]) -> None:
+        """Blocks were given up."""
+        for key in keys:
+            self._rank.pop(key, None)
+
+    def victims(
+        self, count: int, evictable: Callable[[int], bool] | None = None, protected: Collection[int] = (),
+    ) -> list[int] | None:
+        """The ``count`` coldest evictable keys that are not protected, coldest first; None if there are fewer."""
+        chosen: list[int] = []
+        passed: list[tuple[Rank, int]] = []
+        heap = self._heap
+        while heap and len(chosen) < count:
+            entry = heappop(heap)
+            rank, key = entry
+            if self._rank.get(key) != rank or (passed and passed[-1] == entry):
+                continue
+            passed.append(entry)
+            if key not in protected and (evictable is None or evictable(key)):
+                chosen.append(key)
+        for entry in passed:
+            heappush(heap, entry)
+        return chosen if len(chosen) == max(0, count) else None
+
+    def _push(self, key: int, rank: Rank) -> None:
+        heappush(self._heap, (rank, key))
+        if len(self._heap) > 2 * len(self._rank) + _SLACK:
+            self._heap = [(rank, key) for key, rank in self._rank.items()]
+            heapify(self._heap)
+
+    def gauges(self) -> dict[str, float]:
+        """No counts of its own."""
+        return {}
+
+    def export(self) -> Any:
+        """The ranks, and what requests use."""
+        return {
+            "ranks": sorted([key, *rank] for key, rank in self._rank.items()),
+            "coming": sorted([key, *rank] for key, rank in self._coming.items()),
+            "uses": [[owner, use.number, use.next, sorted(use.seen.items())] for owner, use in self._uses.items()],
+            "ended": self._ended[:], "due": [list(one) for one in self._due], "next": self._next,
+        }
+
+    def restore(self, exported: Any) -> None:
+        """Take over exported columns."""
+        self._rank = {key: (number, place) for key, number, place in exported["ranks"]}
+        self._heap = [(rank, key) for key, rank in self._rank.items()]
+        heapify(self._heap)
+        self._coming = {key: (number, place) for key, number, place in exported["coming"]}
+        self._uses = {
+            owner: _Use(number, first, [(key, place) for key, place in seen])
+            for owner, number, first, seen in exported["uses"]
+        }
+        self._ended, self._next = list(exported["ended"]), exported["next"]
+        self._due = [(key, number) for key, number in exported["due"]]

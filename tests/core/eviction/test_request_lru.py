@@ -1,0 +1,80 @@
+"""The order of eviction of requests, against vLLM's rule: a request's blocks have its rank, and its end uses them anew.
+
+Law of this file: the orders are worked out by hand.
+"""
+
+import msgspec
+
+from kvbm_console.core.eviction.request_lru import RequestLru
+
+
+def order(lru: RequestLru) -> list[int]:
+    return lru.victims(len(lru.resident)) or []
+
+
+def stored(lru: RequestLru, owner: int, keys: list[int]) -> None:
+    """A request computes these blocks, and those that are not there are stored."""
+    lru.admitted(owner, 0, [])
+    lru.begin()
+    lru.offered(owner, keys, 0, len(keys))
+    lru.formed()
+    lru.insert([key for key in keys if key not in lru.resident], None, 0)
+
+
+def test_the_blocks_of_a_request_have_one_rank_and_the_deepest_is_the_coldest() -> None:
+    lru = RequestLru()
+    stored(lru, 1, [10, 11, 12])
+    stored(lru, 2, [10, 21])
+    assert order(lru) == [12, 11, 21, 10]
+
+
+def test_the_end_of_a_request_uses_its_blocks_behind_the_iteration_that_follows() -> None:
+    lru = RequestLru()
+    stored(lru, 1, [10, 11])
+    lru.finished(1)
+    stored(lru, 2, [20])
+    assert order(lru) == [11, 10, 20]
+    lru.begin()
+    assert order(lru) == [20, 11, 10]
+
+
+def test_a_load_uses_the_loaded_blocks_alone() -> None:
+    """The block in front of them was on the device."""
+    lru = RequestLru()
+    stored(lru, 1, [10, 11, 12])
+    stored(lru, 2, [20])
+    lru.admitted(3, 3, [11, 12], 1)
+    assert order(lru) == [10, 20, 12, 11]
+
+
+def test_blocks_that_are_being_written_are_not_used() -> None:
+    lru = RequestLru()
+    stored(lru, 1, [10])
+    stored(lru, 2, [20])
+    lru.admitted(3, 0, [])
+    lru.offered(3, [10], 0, 1, {10})
+    assert order(lru) == [10, 20]
+
+
+def test_a_choice_gives_all_or_none_and_changes_nothing() -> None:
+    lru = RequestLru()
+    stored(lru, 1, [10, 11])
+    assert lru.victims(3) is None
+    assert lru.victims(1, protected={11}) == [10]
+    assert lru.victims(1, lambda key: key == 10) == [10]
+    assert order(lru) == [11, 10]
+    lru.forget([11])
+    assert order(lru) == [10]
+
+
+def test_a_restored_policy_goes_on_as_the_first_would() -> None:
+    lru, other = RequestLru(), RequestLru()
+    stored(lru, 1, [10, 11])
+    stored(lru, 2, [20])
+    lru.finished(1)
+    other.restore(msgspec.msgpack.decode(msgspec.msgpack.encode(lru.export())))
+    for one in (lru, other):
+        stored(one, 3, [10, 30])
+        one.begin()
+    assert order(lru) == order(other) == [20, 30, 11, 10]
+    assert lru.export() == other.export()

@@ -732,6 +732,8 @@ class _Run:
             fenced_steps=self.reading.early and self.reading.fenced, named_early=self.reading.named_early,
             **self._limits(measured),
         )
+        if len(config.groups) > 1 and any(below.values()):
+            self.notes.append("the lower tiers have the blocks of the first group alone, so their hits may be far off")
         copied_blocks, copied_bytes = self.reading.copied
         if copied_blocks:
             config = msgspec.structs.replace(

@@ -50,6 +50,38 @@ def test_the_first_miss_has_a_reason(word: str, tail: int, miss: int | None, why
     assert (answered(script).first_miss, answered(script).why) == (miss, why)
 
 
+def test_of_a_window_alone_is_copied_down_and_found() -> None:
+    """A token sees two blocks, so only the last two of a prompt are copied, and are enough for the whole prefix."""
+    script = stored(lookup_window=2 * BLOCK, offload_window_only=True)
+    host, device = script.state.pools
+    assert set(host.by_hash) == set(hashes_of("abcd")[2:])
+    script.arrive("b", "abcd")
+    assert script.lookup("b") == 4 * BLOCK
+    assert answered(script).matched == (4, 0, 0)
+    assert sum(len(ids) for _, ids in script.slot("b").staged) == 2
+    script.admit("b")
+    (load,) = [one for one in script.state.operations.values() if one.target_pool == device.info.pool]
+    assert len(load.targets) == 2
+    script.move_all()
+    assert script.slot("b").hits == (0, 4, 0, 0)
+
+
+def test_a_shorter_prefix_is_found_where_its_window_is_whole() -> None:
+    script = stored(lookup_window=2 * BLOCK)
+    script.arrive("b", "abcx")
+    assert script.lookup("b") == 3 * BLOCK, "b and c are the window behind which x is computed"
+    assert (answered(script).first_miss, answered(script).why) == (3, MissReason.NEVER_STORED)
+    assert sum(len(ids) for _, ids in script.slot("b").staged) == 2
+
+
+def test_less_than_a_window_is_found_only_from_the_beginning() -> None:
+    script = stored(lookup_window=3 * BLOCK)
+    script.arrive("b", "abxx")
+    assert script.lookup("b") == 2 * BLOCK
+    script.arrive("c", "xbcd")
+    assert script.lookup("c") == 0
+
+
 def test_a_block_that_left_g1_before_it_was_copied_was_not_offloaded() -> None:
     script = stored(offload_threshold=1.0)
     script.arrive("b", "abcd")

@@ -125,8 +125,12 @@ def end(decider: Decider, slot: SlotFacts, reason: FinishReason) -> FinishAnswer
         if not decider.config.eviction.by_request:
             plan_last_offload(decider, slot)
     if decider.config.eviction.by_request:
+        over = SlotState.FINISHING, SlotState.FINISHED
+        idle = all(other is slot or other.state in over for other in decider.state.slots.values())
         for _, policy in request_policies(decider):
             policy.finished(slot.slot)
+            if idle:
+                policy.formed()  # vLLM forms an empty iteration when only ended requests are left
     elif decider.config.eviction.used_at_end:
         keys = slot.hashes[: slot.prompt_blocks] if decider.config.offload_prompt_only else slot.hashes
         decider.memory.used_at_end.append(keys[:])

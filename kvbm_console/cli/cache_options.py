@@ -71,7 +71,7 @@ policy_options = options(
     click.option("--disk-admission", type=int, metavar="K",
                  help="Write a block to disk only when K requests have used it.  [default: 0, at once]"),
     click.option("--used-at-end", is_flag=True, default=None,
-                 help="The end of a request uses its blocks once more. With simple_lru as vLLM's host tier."),
+                 help="A request's end uses its blocks once more. With simple_lru, lower tiers follow vLLM's rules."),
 )
 """The parameters of the policies."""
 

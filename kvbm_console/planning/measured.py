@@ -90,6 +90,8 @@ class Measured(NamedTuple):
     """The begin of each iteration of a recording."""
     device: Device | None = None
     """None unless the source has the hashes of all blocks and found nothing below the device."""
+    last_ones: Sequence[Equation] = ()
+    """Iterations of a recording after which none of their requests went on, to the begin of the next."""
 
 
 def read_measured(path: Path, batch_tokens: int) -> Measured:
@@ -263,6 +265,7 @@ class _Reading:
 
     def __init__(self) -> None:
         self.equations: list[Equation] = []
+        self.last_ones: list[Equation] = []
         self._requests: list[tuple[float, int, Served]] = []
         self._device: Device | None = None
         self._devices = 0
@@ -326,7 +329,8 @@ class _Reading:
         if device is not None and not all(_has_hashes(served, device.block_tokens) for served in requests):
             device = None
         return Measured(
-            "recording", self.equations, requests, self.tokens_most, self.running_most, self.begun_ns, device
+            "recording", self.equations, requests, self.tokens_most, self.running_most, self.begun_ns, device,
+            self.last_ones,
         )
 
     def _moved(self, event: ev.SlotMoved, life: _Life, at_ns: float) -> None:
@@ -366,8 +370,11 @@ class _Reading:
         self.running_most = max(self.running_most, len(taking))
         if self._last is not None:
             began_ns, steps, prompt, decoded, before = self._last
+            equation = Equation(at_ns, steps, prompt, decoded * steps, at_ns - began_ns)
             if before & taking and at_ns > began_ns:
-                self.equations.append(Equation(at_ns, steps, prompt, decoded * steps, at_ns - began_ns))
+                self.equations.append(equation)
+            elif before:
+                self.last_ones.append(equation)
         self._last = at_ns, event.count, prefill, decoding, taking
 
 

@@ -30,16 +30,16 @@ from kvbm_console.core.columns import unpack_hashes, unpack_ids
 from kvbm_console.core.config import LeaderConfig
 from kvbm_console.core.errors import UsageError
 from kvbm_console.core.eviction.policy import PolicyConfig
-from kvbm_console.core.ids import Authority, FinishReason, ReleaseReason, SlotState, Tier
+from kvbm_console.core.ids import Authority, FinishReason, ReleaseReason, Route, SlotState, Tier
 from kvbm_console.core.instructions import StartTransfer
 from kvbm_console.core.leader.decider import Decider
 from kvbm_console.planning.attention import AttentionWindow, GroupWindow
-from kvbm_console.planning.measured import Measured, of_recording, origins_of
+from kvbm_console.planning.measured import Equation, Measured, of_recording, origins_of
 from kvbm_console.planning.options import BLOCK_TOKENS, Geometry
 from kvbm_console.recording.reader import Recording
 from kvbm_console.simulator.config import EngineConfig, window_blocks
 from kvbm_console.simulator.hashing import generated_hashes
-from kvbm_console.simulator.link import Fault
+from kvbm_console.simulator.link import Fault, LinkMover
 from kvbm_console.simulator.machine import SimulatedMachine
 from kvbm_console.simulator.workloads import Capacities, Request
 
@@ -49,7 +49,28 @@ DEVICE_BLOCKS: Final = 16_384
 """Blocks of a tier whose capacity nobody told."""
 ANCESTORS_MAX: Final = 2**16
 """Blocks of a prompt of a stream, a million tokens; a longer chain is a circle of damaged parents."""
+IDLE_FACTOR: Final = 1.5
+"""An engine was idle if the next step began so many times later than the step model says, and no request went on."""
 OPTION: Final = re.compile(r"(.+),(engine|run)=([^,]+)")
+
+
+class RecordedCopy(msgspec.Struct):
+    """A copy of a recording."""
+
+    route: Route
+    blocks: int
+    ordered: int
+    """Steps that were formed before it was ordered."""
+    fault: Fault | None = None
+    ended: int | None = None
+    """Steps that were formed before the last report of its end."""
+    link_ns: int | None = None
+    """Its time by the link of the recorded machine."""
+    lasts_ns: int | None = None
+    """Its time in a replay of a real engine, None if the recording does not tell it."""
+
+
+CopyName = str | tuple[int, ...]
 
 
 class RecordedLoad(msgspec.Struct, frozen=True):
@@ -65,8 +86,9 @@ class RecordedLoad(msgspec.Struct, frozen=True):
     hit_blocks: tuple[int, int, int, int]
     """Full prompt blocks of the recorded admissions, and those found in G1 to G4."""
     notes: list[str]
-    failed_loads: dict[tuple[str, int], Fault] = {}
-    """Request and number of its load, from 0 in the order of their beginnings, to the fault of that load."""
+    copies: dict[tuple[CopyName, int], RecordedCopy] = {}
+    """Copies that failed or whose time is known, by name and by number from 0 in their order. The name of a load is its
+    request, the name of a copy down are its blocks. A fault is one that the request survived."""
 
     @property
     def hit_rate(self) -> float | None:
@@ -129,31 +151,43 @@ class RecordedWorkload:
         """None: each request has its own time."""
         return None
 
-    def faults(self, leader: Decider) -> Callable[[StartTransfer], Fault | None] | None:
-        """The faults of a mover whose loads fail as the recorded ones did, None if none did.
+    def follow(self, mover: LinkMover, leader: Decider) -> None:
+        """Have the copies of this mover last and fail as the recorded ones did; ``leader`` orders them.
 
-        ``leader`` orders the copies.
+        A copy lasts as long as the recorded one if it has as many blocks and its link would need the same time.
         """
-        failed = self.run.failed_loads
-        if not failed:
-            return None
-        loads: Counter[str] = Counter()
+        copies, orders = self.run.copies, dict[CopyName, list[int]]()
 
-        def fault(order: StartTransfer) -> Fault | None:
+        def recorded(order: StartTransfer) -> RecordedCopy | None:
             state = leader.state
             slot = state.candidates[state.operations[order.operation].candidate].slot
-            if slot is None or not order.route.is_load:
+            name: CopyName = tuple(unpack_hashes(order.hashes))
+            if order.route.is_load:
+                if slot is None:
+                    return None
+                name = state.slots[slot].request
+            same = orders.setdefault(name, [])
+            if order.operation not in same:
+                same.append(order.operation)
+            return copies.get((name, same.index(order.operation)))
+
+        def lasts_ns(order: StartTransfer, link_ns: int) -> int | None:
+            copy = recorded(order)
+            if copy is None or (copy.blocks, copy.link_ns) != (order.blocks * self._together, link_ns):
                 return None
-            request = state.slots[slot].request
-            loads[request] += 1
-            found = failed.get((request, loads[request] - 1))
+            return copy.lasts_ns
+
+        def fault(order: StartTransfer) -> Fault | None:
+            copy = recorded(order)
+            found = None if copy is None else copy.fault
             if found is None or not found.blocks:
                 return found
             # A load of another machine can be shorter.
             blocks = {min(block // self._together, order.blocks - 1) for block in found.blocks}
             return msgspec.structs.replace(found, blocks=tuple(sorted(blocks)))
 
-        return fault
+        if copies:
+            mover.times, mover.faults = lasts_ns, fault
 
     def _joined(self, request: Request) -> Request:
         """The request in larger blocks; the hash of a block is that of its last part."""
@@ -244,8 +278,8 @@ class _Life:
         """True if it lost hits: other engines end a request whose load fails."""
         self.clones: list[_Life] = []
         self.parent: _Life | None = None
-        self.loads: list[Fault | None] = []
-        """Its loads in their order, each with its fault if it went on without what failed."""
+        self.loads: list[RecordedCopy] = []
+        """Its loads in their order."""
 
     @property
     def chain(self) -> list[int]:
@@ -281,6 +315,8 @@ class _Reading:
         self.windows: dict[int, AttentionWindow] = {}
         """Device pool to the window of its requests."""
         self.iteration = 0
+        self.steps = 0
+        """Events that told an iteration."""
         self.first_place_used: set[int] = set()
         """Device pools whose place 0 was given out; vLLM never does that."""
         self.early = False
@@ -308,10 +344,12 @@ class _Reading:
         """Device blocks to their holders."""
         self._resident: dict[int, set[int]] = {}
         self._live: dict[int, _Life] = {}
-        self._planned: dict[int, _Life] = {}
-        """Candidate of a load to its slot, until it becomes an operation."""
-        self._loads: dict[int, tuple[_Life, int]] = {}
-        """Operation of a load to its slot, and to its number among the loads of that slot."""
+        self.stores: list[tuple[int, tuple[int, ...], RecordedCopy]] = []
+        """Copies down, each with its source and its blocks."""
+        self._planned: dict[int, tuple[_Life | None, ev.CandidatePlanned]] = {}
+        """Candidate to its slot and plan, until it becomes an operation."""
+        self._copies: dict[int, RecordedCopy] = {}
+        """Operation to its copy."""
         self._parent: dict[int, int] = {}
         """Block of a stream to the block that it continues."""
         self._tip: dict[int, _Life] = {}
@@ -418,24 +456,32 @@ class _Reading:
         if event.size_bytes is not None and event.blocks:
             self.copied = (self.copied[0] + event.blocks, self.copied[1] + event.size_bytes)
 
-    def load_planned(self, event: ev.CandidatePlanned) -> None:
+    def copy_planned(self, event: ev.CandidatePlanned) -> None:
         life = None if event.slot is None else self._live.get(event.slot)
-        if life is not None and event.route.is_load:
-            self._planned[event.candidate] = life
+        if life is not None or not event.route.is_load:
+            self._planned[event.candidate] = life, event
 
-    def load_promoted(self, event: ev.CandidatePromoted) -> None:
-        life = self._planned.pop(event.candidate, None)
-        if life is not None:
-            self._loads[event.operation] = life, len(life.loads)
-            life.loads.append(None)
-
-    def load_failed(self, event: ev.OperationReported) -> None:
-        if event.ok or event.operation not in self._loads:
+    def copy_promoted(self, event: ev.CandidatePromoted) -> None:
+        planned = self._planned.pop(event.candidate, None)
+        if planned is None:
             return
-        life, number = self._loads[event.operation]
-        before = life.loads[number] or Fault(ranks=(), error=event.error)
-        blocks = () if not event.failed else (*before.blocks, *unpack_ids(event.failed))
-        life.loads[number] = Fault((*(before.ranks or ()), event.rank), blocks, before.error)
+        life, plan = planned
+        hashes = tuple(unpack_hashes(plan.hashes))
+        copy = self._copies[event.operation] = RecordedCopy(plan.route, len(hashes), self.steps)
+        if not plan.route.is_load:
+            self.stores.append((self.pools[event.source_pool].source, hashes, copy))
+        elif life is not None:
+            life.loads.append(copy)
+
+    def copy_reported(self, event: ev.OperationReported) -> None:
+        copy = self._copies.get(event.operation)
+        if copy is None:
+            return
+        copy.ended = self.steps
+        if not event.ok and copy.route.is_load:
+            before = copy.fault or Fault(ranks=(), error=event.error)
+            blocks = () if not event.failed else (*before.blocks, *unpack_ids(event.failed))
+            copy.fault = Fault((*(before.ranks or ()), event.rank), blocks, before.error)
 
     def person(self, event: ev.Event) -> None:
         self.people += 1
@@ -534,6 +580,7 @@ class _Reading:
         if self.groups:
             self._look_at_groups()
         self.iteration = event.iteration
+        self.steps += 1
         for number, position in zip(event.slots, event.positions, strict=True):
             life = self._live.get(number)
             if life is not None:
@@ -599,8 +646,8 @@ _LOOK: Final[dict[type[ev.Event], Any]] = {
     ev.DeviceBlocksAssigned: _Reading.assigned, ev.DeviceBlocksReleased: _Reading.released,
     ev.IterationAdvanced: _Reading.advanced, ev.PrefixScored: _Reading.scored, ev.HitsLost: _Reading.lost,
     ev.PoolKnown: _Reading.pool, ev.OperationStarted: _Reading.copy_begun,
-    ev.CandidatePlanned: _Reading.load_planned, ev.CandidatePromoted: _Reading.load_promoted,
-    ev.OperationReported: _Reading.load_failed, ev.SlotHeld: _Reading.person,
+    ev.CandidatePlanned: _Reading.copy_planned, ev.CandidatePromoted: _Reading.copy_promoted,
+    ev.OperationReported: _Reading.copy_reported, ev.SlotHeld: _Reading.person,
     ev.Frozen: _Reading.person, ev.ResetBegun: _Reading.person, ev.DrainBegun: _Reading.person,
     ev.BlocksSeen: _Reading.seen, ev.BlocksEvicted: _Reading.evicted,
 }
@@ -659,12 +706,41 @@ class _Run:
         hits = self.reading.hits.get(engine, [0, 0, 0, 0])
         return RecordedLoad(
             f"recording:{self.text}", size, machine, exact, requests, self.reading.prompt_blocks.get(engine, 0),
-            (hits[0], hits[1], hits[2], hits[3]), self.notes, {
-                (life.event.request, number): fault for life in lives
-                if life.went_on and isinstance(life.event, ev.SlotOpened)
-                for number, fault in enumerate(life.loads) if fault is not None
-            },
+            (hits[0], hits[1], hits[2], hits[3]), self.notes, self._copies(engine, lives, machine, exact=exact),
         )
+
+    def _copies(
+        self, engine: int, lives: list[_Life], machine: SimulatedMachine, *, exact: bool
+    ) -> dict[tuple[CopyName, int], RecordedCopy]:
+        """See ``RecordedLoad.copies``. The links of a simulated machine tell all times."""
+        named: list[tuple[CopyName, RecordedCopy]] = []
+        for life in lives:
+            if isinstance(life.event, ev.SlotOpened):
+                for copy in life.loads:
+                    copy.fault = copy.fault if life.went_on else None
+                    named.append((life.event.request, copy))
+        if not exact:
+            named += [(blocks, copy) for source, blocks, copy in self.reading.stores if source == engine]
+            for _, copy in named:
+                self._time(copy, machine)
+        counts, copies = Counter[CopyName](), dict[tuple[CopyName, int], RecordedCopy]()
+        for name, copy in named:
+            if copy.fault is not None or copy.lasts_ns is not None:
+                copies[name, counts[name]] = copy
+            counts[name] += 1
+        return copies
+
+    def _time(self, copy: RecordedCopy, machine: SimulatedMachine) -> None:
+        """Have a copy end in the middle of the step in which the engine saw its end.
+
+        A replay orders a load before it forms a step, and a copy down when the step has ended.
+        """
+        begun, first = self.measured.begun_ns, copy.ordered + (not copy.route.is_load)
+        link = next((link for link in machine.links if copy.route in link.routes), None)
+        if link is not None and copy.ended is not None and first < copy.ended < len(begun):
+            ends_ns = (begun[copy.ended - 1] + begun[copy.ended]) / 2
+            copy.lasts_ns = self._pace(round(ends_ns)) - self._pace(round(begun[first]))
+            copy.link_ns = link.copy_ns(copy.blocks * machine.leader.block_tokens * machine.engine.token_bytes)
 
     def _chosen(self, engine: int | None) -> int:
         engines = sorted({_engine_of(life, self.reading.pools) for life in self.reading.lives})
@@ -719,7 +795,9 @@ class _Run:
             return max(1, ended.computed_tokens - life.prompt + 1), None
         if ended.reason is FinishReason.TOO_LARGE:
             return limit, None
-        return (limit if exact else sampled), self._pace(self.times.get(ended.cause, ended.at_ns))
+        # One token more, because a request with its last token would end with the results of a step, before the abort.
+        output = limit if exact else min(limit, sampled + 1)
+        return output, self._pace(self.times.get(ended.cause, ended.at_ns))
 
     def _estimated(self, engine: int, devices: list[ev.PoolKnown]) -> SimulatedMachine:
         """The machine of a real engine, as far as the recording tells of it."""
@@ -858,17 +936,23 @@ class _Run:
 def paced(measured: Measured, config: EngineConfig, begin_ns: int) -> Callable[[int], int]:
     """Engine time to the time of a replay, in which each busy step takes the time of the step model.
 
+    A step after which no request went on was busy to the next one, unless that began much later.
+
     A real step takes longer or shorter than the model by chance. Without this a request would arrive some steps earlier
     or later than it did. What arrives while the engine is idle arrives at the begin of the next step.
     """
+    def model_ns(row: Equation) -> float:
+        return (
+            row.steps * config.step_base_ns + row.prefill_tokens * config.prefill_token_ns
+            + row.decode_requests * config.decode_request_ns
+        )
+
     steps = {row.at_ns: row for row in measured.equations}
+    steps |= {row.at_ns: row for row in measured.last_ones if row.time_ns <= IDLE_FACTOR * model_ns(row)}
     begun, at_ns = measured.begun_ns, [0.0]
     for before, begin in pairwise(begun):
         row = steps.get(begin)
-        at_ns.append(at_ns[-1] + (begin - before if row is None else (
-            row.steps * config.step_base_ns + row.prefill_tokens * config.prefill_token_ns
-            + row.decode_requests * config.decode_request_ns
-        )))
+        at_ns.append(at_ns[-1] + (begin - before if row is None else model_ns(row)))
     if not begun:
         return lambda time_ns: time_ns - begin_ns
     since = 0.0

@@ -159,7 +159,7 @@ def build_rig(options: SimulateOptions, workload: Workload, meter: Meter, *, win
         check=options.check, audit_every=AUDIT_EVERY, links=options.links(), with_bytes=options.with_bytes,
     )
     if isinstance(workload, RecordedWorkload):
-        rig.mover.faults = workload.faults(rig.leader)
+        workload.follow(rig.mover, rig.leader)
     meter.watch(rig.leader.state)
     if windows:
         def begin() -> None:
@@ -181,7 +181,7 @@ def build_ledger(
             stats_every=options.stats_every, stats=stats, windows=windows, ended=ended,
         )
         if isinstance(workload, RecordedWorkload):
-            ledger.mover.faults = workload.faults(ledger.leader)
+            workload.follow(ledger.mover, ledger.leader)
         return ledger
     return MachineLedger(
         config, workload, options.block_size, stats_every=options.stats_every, stats=stats,

@@ -1,7 +1,7 @@
 """A mover over links: base latency, bandwidth, one queue per link, reports per rank, all in virtual time.
 
 Law of this file: every rank reports every started operation exactly once, at the time that the link's numbers give,
-unless a fault was injected. A queued operation can be cancelled and is then never reported.
+unless a fault was injected or another time given. A queued operation can be cancelled and is then never reported.
 
 The time of a copy is ``base + ceil(bytes / bandwidth)``. The bytes of a link's copies go one after the other, first in,
 first out, and the base latency of a copy passes while the bytes of the next one go. So many small copies use the whole
@@ -148,6 +148,9 @@ class LinkMover:
         self.block_bytes = block_bytes
         self.asynchronous = asynchronous
         self.faults: Callable[[StartTransfer], Fault | None] | None = None
+        self.times: Callable[[StartTransfer, int], int | None] | None = None
+        """Called once for each asynchronous copy with the time that its link gives it. A copy that gets another time
+        takes it, from the order on and beside the queue of its link."""
         self.zeroed: list[int] = []
         """Pools whose bytes were to be overwritten, in order."""
         self._links = [_Link(spec) for spec in links]
@@ -169,11 +172,15 @@ class LinkMover:
         """Begin the copy, or queue it behind those of its link."""
         link = self._of_route[order.route]
         if order.route.is_load and not self.asynchronous:
-            self._latency_ns += link.spec.copy_ns(order.blocks * self.block_bytes)
+            self._latency_ns += self._copy_ns(link, order)
             link.operations += 1
             link.copied_bytes += order.blocks * self.block_bytes
             self._reports.submit(TransferStarted, order.operation, order.epoch)
             self._report(order, self._fault(order))
+            return
+        lasts_ns = None if self.times is None else self.times(order, self._copy_ns(link, order))
+        if lasts_ns is not None:
+            self._copy(link, order, lasts_ns, beside=True)
         elif link.busy:
             link.queue.append(order)
         else:
@@ -213,31 +220,38 @@ class LinkMover:
 
     # --- copying ---
 
+    def _copy_ns(self, link: _Link, order: StartTransfer) -> int:
+        return link.spec.copy_ns(order.blocks * self.block_bytes)
+
     def _fault(self, order: StartTransfer) -> Fault | None:
         return self.faults(order) if self.faults is not None else None
 
     def _begin(self, link: _Link, order: StartTransfer) -> None:
         link.busy = True
-        fault = self._fault(order)
-        ends_ns = self._timer.now_ns + link.spec.copy_ns(order.blocks * self.block_bytes)
+        lasts_ns = self._copy_ns(link, order)
         if link.spec.base_latency_ns:
-            self._timer.at(ends_ns - link.spec.base_latency_ns, lambda: self._next(link))
+            self._timer.at(
+                self._timer.now_ns + lasts_ns - link.spec.base_latency_ns, lambda: self._next(link)
+            )
+        self._copy(link, order, lasts_ns, beside=False)
+
+    def _copy(self, link: _Link, order: StartTransfer, lasts_ns: int, *, beside: bool) -> None:
+        fault, ends_ns = self._fault(order), self._timer.now_ns + lasts_ns
+
+        def end() -> None:
+            link.operations += 1
+            link.copied_bytes += order.blocks * self.block_bytes
+            self._report(order, fault)
+            if not (beside or link.spec.base_latency_ns):
+                self._next(link)
+
         if self._carrier is None or self._calendar is None:
-            self._timer.at(ends_ns, lambda: self._end(link, order, fault))
+            self._timer.at(ends_ns, end)
         else:
             carrier = self._carrier
             carrier.copy(order)
-            self._calendar.at(
-                ends_ns, lambda: self._end(link, order, fault), ready=lambda: carrier.arrived(order.operation)
-            )
+            self._calendar.at(ends_ns, end, ready=lambda: carrier.arrived(order.operation))
         self._reports.submit(TransferStarted, order.operation, order.epoch)
-
-    def _end(self, link: _Link, order: StartTransfer, fault: Fault | None) -> None:
-        link.operations += 1
-        link.copied_bytes += order.blocks * self.block_bytes
-        self._report(order, fault)
-        if not link.spec.base_latency_ns:
-            self._next(link)
 
     def _next(self, link: _Link) -> None:
         """The bytes of a copy are through."""

@@ -21,8 +21,11 @@ from kvbm_console.core.config import LeaderConfig
 from kvbm_console.core.events import (
     BlocksEvicted,
     BlocksSeen,
+    CandidatePlanned,
+    CandidatePromoted,
     Event,
-    HitsLost,
+    IterationAdvanced,
+    OperationReported,
     SlotMoved,
     SlotOpened,
     StimulusRejected,
@@ -32,14 +35,16 @@ from kvbm_console.core.ids import FinishReason, SlotState, Tier
 from kvbm_console.core.leader import Outcome
 from kvbm_console.core.stimuli import Stimulus
 from kvbm_console.planning.attention import UNBOUNDED, AttentionWindow
+from kvbm_console.planning.measured import Equation, Measured
 from kvbm_console.planning.meter import Meter
 from kvbm_console.planning.options import SimulateOptions
-from kvbm_console.planning.recorded import RecordedLoad, RecordedWorkload, _Reading, _Run, read_run
+from kvbm_console.planning.recorded import RecordedLoad, RecordedWorkload, _Reading, _Run, paced, read_run
 from kvbm_console.planning.run import build_rig, simulate
 from kvbm_console.planning.traces import named_trace
 from kvbm_console.recording.reader import Recording
 from kvbm_console.simulator.config import EngineConfig
 from kvbm_console.simulator.embedded import build
+from kvbm_console.simulator.link_settings import LinkSetting
 from kvbm_console.simulator.machine import SimulatedMachine
 from kvbm_console.simulator.workloads import Capacities, GivenRequests, Request, Workload
 from recordings.scenarios import SCENARIOS
@@ -346,21 +351,79 @@ def test_a_request_that_waits_for_blocks_tells_of_no_limit_of_seats(tmp_path: Pa
     assert run.machine.engine.max_running == EngineConfig(g1_blocks=1).max_running
 
 
-def test_the_loads_that_failed_fail_again(tmp_path: Path) -> None:
-    run_of("trouble").record(tmp_path, [64])
-    run = read_run(str(tmp_path))
-    assert len(run.failed_loads) == 7
-    lost: dict[str, int] = {}
+Seen = tuple[str, int, int, bool, int]
+
+
+def loads_of(events: list[Event]) -> list[Seen]:
+    """Request, iteration of the order, iteration of the end and success of each load, and its nanoseconds."""
     slots: dict[int, str] = {}
-    for event in replayed(run):
+    planned: dict[int, str] = {}
+    ordered: dict[int, tuple[str, int, int]] = {}
+    loads: list[Seen] = []
+    iteration = 0
+    for event in events:
         if isinstance(event, SlotOpened):
             slots[event.slot] = event.request
-        elif isinstance(event, HitsLost):
-            lost[slots[event.slot]] = event.blocks
-    assert {request for request, _ in run.failed_loads} == set(lost)
-    assert lost["s0t1"] == 1
+        elif isinstance(event, IterationAdvanced):
+            iteration = event.iteration
+        elif isinstance(event, CandidatePlanned) and event.route.is_load and event.slot is not None:
+            planned[event.candidate] = slots[event.slot]
+        elif isinstance(event, CandidatePromoted) and event.candidate in planned:
+            ordered[event.operation] = planned[event.candidate], iteration, event.at_ns
+        elif isinstance(event, OperationReported) and event.operation in ordered:
+            request, began, at_ns = ordered[event.operation]
+            loads.append((request, began, iteration, event.ok, event.at_ns - at_ns))
+    return sorted(loads)
+
+
+def test_loads_end_and_fail_in_the_steps_in_which_they_did(tmp_path: Path) -> None:
+    run_of("trouble").record(tmp_path, [64])
+    run = read_run(str(tmp_path))
+    real, again = loads_of(run_of("trouble").all_events), loads_of(replayed(run))
+    assert [load[:4] for load in again] == [load[:4] for load in real]
+    assert sum(not ok for *_, ok, _ in real) == sum(copy.fault is not None for copy in run.copies.values()) == 7
+    assert len({load[4] for load in again}) > 5  # the link alone gives each the same time
     options = options_of(run)
     assert simulate(options).document == simulate(options, leader=True).document
+    assert simulate(options).document["prefix_hit_rate"] == pytest.approx(run.hit_rate)
+
+
+def test_another_link_changes_the_time_of_recorded_loads(tmp_path: Path) -> None:
+    """What the command line says of the link of the loads wins. Another link leaves them their recorded times."""
+    run_of("offload").record(tmp_path, [64])
+    run = read_run(str(tmp_path))
+
+    def times(**changes: Any) -> set[int]:
+        taking = Taking()
+        options = options_of(run, **changes)
+        build_rig(options, RecordedWorkload(str(tmp_path)), taking, windows=False).run_to_end()
+        return {load[4] for load in loads_of([event for events in taking.events for event in events])}
+
+    assert {ns // 1_000_000 for ns in times(link=(LinkSetting("pcie-up", 1e12, 60_000_000),))} == {60}
+    assert times(link=(LinkSetting("disk-read", 1e12, 60_000_000),)) == times()
+    known = {copy.lasts_ns for copy in run.copies.values()}
+    assert len(times()) > 1
+    assert times() <= known
+
+
+def test_a_simulated_recording_tells_no_time_of_a_copy(tmp_path: Path) -> None:
+    """Its links tell them."""
+    drawn = machine_of(2)
+    recorded(SimulatedMachine(leader=drawn.leader, engine=drawn.engine, links=drawn.links), drawn.load, tmp_path)
+    assert read_run(str(tmp_path)).copies == {}
+
+
+def test_a_step_after_which_no_request_went_on_is_no_pause() -> None:
+    """The step takes the model's time, not the measured one, unless the engine was idle behind it."""
+    config = EngineConfig(g1_blocks=1, step_base_ns=1_000, prefill_token_ns=10, decode_request_ns=0)
+
+    def paced_ns(lasts_ns: float) -> int:
+        last = Equation(lasts_ns, 1.0, 5.0, 0.0, lasts_ns)
+        return paced(Measured("recording", [], [], begun_ns=[0.0, lasts_ns], last_ones=[last]), config, 0)(
+            round(lasts_ns)
+        )
+
+    assert (paced_ns(1_100.0), paced_ns(5_000.0)) == (1_050, 5_000)
 
 
 def test_the_end_of_a_request_uses_its_blocks() -> None:

@@ -112,6 +112,25 @@ def test_a_link_copies_no_more_than_its_bandwidth_and_is_never_idle_beside_a_que
     assert max(ended.values()) == sent_ns + 100
 
 
+def test_a_copy_that_gets_a_time_takes_it_beside_the_queue_of_its_link() -> None:
+    bench, asked = Bench(), list[tuple[int, int]]()
+
+    def times(order: StartTransfer, link_ns: int) -> int | None:
+        asked.append((order.operation, link_ns))
+        return 300 if order.operation == 2 else None
+
+    bench.mover.times = times
+    for operation in (1, 2, 3):
+        bench.start(operation)
+    bench.run()
+    assert asked == [(1, 1_100), (2, 1_100), (3, 1_100)]
+    assert bench.seen == [
+        (0, "started", 1, None), (0, "started", 2, None), (300, "finished", 2, 0), (1_000, "started", 3, None),
+        (1_100, "finished", 1, 0), (2_100, "finished", 3, 0),
+    ]
+    assert [(link.busy, link.operations) for link in bench.mover.statistics()] == [(False, 3), (False, 0)]
+
+
 def test_faults_are_reported_by_their_ranks_or_never() -> None:
     bench = Bench()
     faults = {1: Fault(ranks=(1,), blocks=(2,), error="parity"), 2: Fault(), 3: Fault(silent=True)}

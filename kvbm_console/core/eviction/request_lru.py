@@ -56,6 +56,8 @@ class RequestLru:
         """Requests that ended since an iteration was formed."""
         self._due: list[tuple[int, int]] = []
         """Keys that the ends of requests use, each with its rank. Copies of the last iteration come before them."""
+        self._offers: dict[int, tuple[int, ...]] = {}
+        """Key to those that were offered with it in the iteration that was formed last."""
         self._next = 0
 
     @property
@@ -79,7 +81,13 @@ class RequestLru:
         use = self._uses.get(owner)
         if use is not None and use.next < end:
             first, use.next = max(first, use.next), end
+            offer = tuple(keys[first:end])
+            self._offers.update(dict.fromkeys(offer, offer))
             self._use(use, keys[first:end], first, written)
+
+    def offered_with(self, keys: Iterable[int]) -> set[int]:
+        """These keys, and all that their requests offered with them in the last iteration."""
+        return {other for key in keys for other in self._offers.get(key, (key,))}
 
     def _use(self, use: _Use, keys: Sequence[int], at: int, written: Collection[int] = ()) -> None:
         if keys and not use.number:
@@ -119,6 +127,7 @@ class RequestLru:
             else:
                 self._coming.pop(key, None)
         self._due.clear()
+        self._offers.clear()
 
     # --- TierPolicy ---
 
@@ -179,6 +188,7 @@ class RequestLru:
             "ranks": sorted([key, *rank] for key, rank in self._rank.items()),
             "coming": sorted([key, *rank] for key, rank in self._coming.items()),
             "uses": [[owner, use.number, use.next, sorted(use.seen.items())] for owner, use in self._uses.items()],
+            "offers": sorted([key, *offer] for key, offer in self._offers.items()),
             "ended": self._ended[:], "due": [list(one) for one in self._due], "next": self._next,
         }
 
@@ -192,5 +202,6 @@ class RequestLru:
             owner: _Use(number, first, [(key, place) for key, place in seen])
             for owner, number, first, seen in exported["uses"]
         }
+        self._offers = {key: tuple(offer) for key, *offer in exported["offers"]}
         self._ended, self._next = list(exported["ended"]), exported["next"]
         self._due = [(key, number) for key, number in exported["due"]]

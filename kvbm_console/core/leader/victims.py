@@ -29,11 +29,12 @@ def to_evict(decider: Decider, pool: PoolFacts, missing: int, hashes: Sequence[i
     """At most ``missing`` places to evict for these hashes, and whether recency alone would have chosen them too.
 
     A block that waits for its own copy down stays until that has ended, because it is about to be saved. So
-    do the blocks that these hashes continue, with all of their prefix, and the prefixes of held blocks (I13).
+    do the blocks that these hashes continue, with all of their prefix, and the prefixes of held blocks (I13). A policy
+    of requests keeps the blocks that were offered with these, as vLLM does.
     """
     mine, policy = decider.memory.pools[pool.info.pool], decider.live_memory.policies[pool.info.pool]
     if policy.of_requests is not None:
-        keys, _ = policy.choose(missing, evictable(pool), _with_prefixes(decider, hashes), decider.at_ns)
+        keys, _ = policy.choose(missing, evictable(pool), policy.of_requests.offered_with(hashes), decider.at_ns)
         return [pool.by_hash[key] for key in keys], EvictRule.RECENCY
     protected = {pool.hash_of[place] for place in mine.planned}
     for chain in chains(decider.memory.parent_of, hashes):
@@ -53,17 +54,6 @@ def to_evict(decider: Decider, pool: PoolFacts, missing: int, hashes: Sequence[i
             mine.wanted = max(mine.wanted, missing)
             decider.mark_dirty(pool)
     return places, EvictRule.RECENCY if agrees else EvictRule.FREQUENCY
-
-
-def _with_prefixes(decider: Decider, hashes: Sequence[int]) -> set[int]:
-    """These blocks and all that they continue."""
-    found = set[int]()
-    for key in hashes:
-        at: int | None = key
-        while at is not None and at not in found:
-            found.add(at)
-            at = decider.memory.parent_of.get(at)
-    return found
 
 
 def _following(decider: Decider, pool: PoolFacts) -> Callable[[int], bool] | None:

@@ -56,6 +56,21 @@ def test_blocks_that_are_being_written_are_not_used() -> None:
     assert order(lru) == [10, 20]
 
 
+def test_a_request_keeps_what_it_offers_in_an_iteration_and_no_other_prefix() -> None:
+    """The second chunk of a prompt may evict the first one, as vLLM does."""
+    lru = RequestLru()
+    stored(lru, 1, [10, 11])
+    lru.admitted(2, 0, [])
+    lru.offered(2, [10, 11, 12, 13], 0, 3)
+    assert lru.offered_with([12]) == {10, 11, 12}
+    restored = RequestLru()
+    restored.restore(msgspec.msgpack.decode(msgspec.msgpack.encode(lru.export())))
+    assert restored.offered_with([12]) == {10, 11, 12}
+    lru.begin()
+    lru.offered(2, [10, 11, 12, 13], 0, 4)
+    assert lru.offered_with([13]) == {13}
+
+
 def test_a_choice_gives_all_or_none_and_changes_nothing() -> None:
     lru = RequestLru()
     stored(lru, 1, [10, 11])

@@ -202,20 +202,17 @@ class FakeLoopTime:
 async def test_events_that_come_one_a_turn_are_handled_between_two_slices() -> None:
     clock = FakeLoopTime()
     turns = driver.Turns(clock)
-    before = asyncio.create_task(clock.deliver(1, turns_apart=2))
-    for _ in range(4):
-        await turns.take()  # how short a later turn is, is known now
-    await before
-    library = asyncio.create_task(clock.deliver(10, turns_apart=1))
-    await turns.take()  # the library begins
     await turns.take()
-    assert clock.delivered == 11, "with one turn a slice that would be ten slices"
+    library = asyncio.create_task(clock.deliver(10, turns_apart=3))
+    for _ in range(8):
+        await turns.take()
+    assert clock.delivered == 10, "with one turn a slice that would be thirty slices and more"
     await library
 
 
 @pytest.mark.asyncio
 async def test_a_first_turn_that_is_slow_behind_every_slice_is_no_client() -> None:
-    """The first turn takes four times as long as the others, so further turns followed each slice."""
+    """The first turn takes four times as long as the others, so 16 idle turns followed each slice."""
     clock = FakeLoopTime()
     turns = driver.Turns(clock)
     library = asyncio.create_task(clock.deliver(2, turns_apart=1))

@@ -27,7 +27,7 @@ EXIT_INTERRUPTED: Final = 130
 EXIT_HANGUP: Final = 129
 """128 + SIGHUP: the terminal was closed before the end was printed."""
 NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""What a write is refused with: by the disk, by the user's quota, by ``ulimit -f``."""
+"""Errors of a write without room: on the disk, in the user's quota, under ``ulimit -f``."""
 
 
 class _ReaderGone(Exception):

@@ -113,7 +113,7 @@ class Reporter:
         return messages
 
     def _reading(self) -> "asyncio.Task[list[Any] | None]":
-        # The read is never cancelled, because a frame must not be read in halves.
+        # The read is never cancelled, because the messages that it has would be lost.
         if self._task is None:
             self._task = asyncio.create_task(self._read(), name="kvbm-tap-read")
         return self._task

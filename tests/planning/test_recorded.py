@@ -389,7 +389,7 @@ def test_loads_end_and_fail_in_the_steps_in_which_they_did(tmp_path: Path) -> No
 
 
 def test_another_link_changes_the_time_of_recorded_loads(tmp_path: Path) -> None:
-    """What the command line says of the link of the loads wins. Another link leaves them their recorded times."""
+    """The link of the loads on the command line wins. Another link leaves them their recorded times."""
     run_of("offload").record(tmp_path, [64])
     run = read_run(str(tmp_path))
 

@@ -19,7 +19,7 @@ _SLACK: Final = 1_000
 
 
 class _Use:
-    """What a request has used."""
+    """Blocks that a request has used."""
 
     __slots__ = ("next", "number", "seen")
 

@@ -11,6 +11,7 @@ from kvbm_console.core import stimuli as st
 from kvbm_console.core.columns import gather, unpack_hashes, unpack_ids
 from kvbm_console.core.config import REQUEST_ID_BYTES_MAX
 from kvbm_console.core.errors import Refused
+from kvbm_console.core.eviction.request_lru import RequestLru
 from kvbm_console.core.ids import (
     EMPTY_HASH,
     Condition,
@@ -360,14 +361,18 @@ def admit(
     if decider.config.eviction.by_request:
         first = max(passed, reused + external - _staged_blocks(slot)) if external else 0
         end = reused + external if external else 0
-        for lower in decider.lower_pools():
-            policy = decider.live_memory.policies[lower.info.pool].of_requests
-            if policy is not None:
-                policy.admitted(slot.slot, end, slot.hashes[first:end], first)
+        for _, policy in request_policies(decider):
+            policy.admitted(slot.slot, end, slot.hashes[first:end], first)
     if external:
         _load(decider, pool, slot, reused, external, tokens)
     elif slot.staged:
         decider.release_staging(slot, ReleaseReason.UNUSED)
+
+
+def request_policies(decider: Decider) -> list[tuple[PoolFacts, RequestLru]]:
+    """Lower tiers whose policies must be told what requests do."""
+    policies = [(pool, decider.live_memory.policies[pool.info.pool].of_requests) for pool in decider.lower_pools()]
+    return [(pool, policy) for pool, policy in policies if policy is not None]
 
 
 def check_device_ids(

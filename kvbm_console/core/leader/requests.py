@@ -12,7 +12,6 @@ from kvbm_console.core.columns import unpack_ids
 from kvbm_console.core.config import REQUEST_ID_BYTES_MAX, SECOND_NS
 from kvbm_console.core.errors import Refused
 from kvbm_console.core.eviction.pool_policy import PIN
-from kvbm_console.core.eviction.request_lru import RequestLru
 from kvbm_console.core.holds import OF_A_COPY
 from kvbm_console.core.ids import (
     CandidateStatus,
@@ -29,12 +28,11 @@ from kvbm_console.core.leader import prefetch
 from kvbm_console.core.leader.decider import Decider
 from kvbm_console.core.leader.filling import copied_blocks
 from kvbm_console.core.leader.holds import cancel_hold, felt_pressure, strike
-from kvbm_console.core.leader.lookups import check_device_ids
+from kvbm_console.core.leader.lookups import check_device_ids, request_policies
 from kvbm_console.core.leader.offloads import plan_last_offload
 from kvbm_console.core.leader.pipeline import drop, end_candidate, fence, flush_copies, skip
 from kvbm_console.core.leader.slots import finish, move
 from kvbm_console.core.slots import SlotFacts
-from kvbm_console.core.tiers import PoolFacts
 
 
 def request_preempted(decider: Decider, s: st.RequestPreempted) -> FencedBlocks:
@@ -142,12 +140,6 @@ def end(decider: Decider, slot: SlotFacts, reason: FinishReason) -> FinishAnswer
     decider.release_device_blocks(slot, ReleaseReason.FINISHED)
     finish(decider, slot, reason)
     return FinishAnswer(False)
-
-
-def request_policies(decider: Decider) -> list[tuple[PoolFacts, RequestLru]]:
-    """Lower tiers whose policies must be told what requests do."""
-    policies = [(pool, decider.live_memory.policies[pool.info.pool].of_requests) for pool in decider.lower_pools()]
-    return [(pool, policy) for pool, policy in policies if policy is not None]
 
 
 def use_formed(decider: Decider, slots: Sequence[int], positions: Sequence[int]) -> None:

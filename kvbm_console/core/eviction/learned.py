@@ -316,7 +316,9 @@ class Learned:
         """
         place = node.keys.index(beside) + 1
         if place == len(node.keys) and node.children:
-            node = next((child for child in node.children.values() if not child.asked), node)
+            # The newest of them. A policy from a keyframe knows its children in another order.
+            unasked = (child for child in node.children.values() if not child.asked)
+            node = max(unasked, key=lambda child: child.number, default=node)
             place = 0 if node.parent is not None and not node.asked else place
         if place < node.asked or node.children:
             return False

@@ -186,3 +186,17 @@ def test_a_class_without_counts_leans_on_the_others() -> None:
     again.restore(msgspec.msgpack.decode(msgspec.msgpack.encode(learnt.export())))
     assert again.worths(known) == learnt.worths(known)
     assert again.export() == learnt.export()
+
+
+def test_a_policy_from_a_keyframe_puts_blocks_where_the_policy_itself_does() -> None:
+    """Two answers stand behind one prompt, and blocks come between it and one of them."""
+    policy = Learned(100)
+    policy.touch([1, 2], 0)
+    policy.insert([10], 1, 0)
+    policy.insert([20], 1, 0)
+    policy.insert([30], 2, 0)
+    again = Learned(100)
+    again.restore(policy.export())
+    for one in (policy, again):
+        one.insert([40], 2, 0)
+    assert again.export() == policy.export()

@@ -448,7 +448,7 @@ class Scheduler:
             self._pass(work)
             need = self.groups * max(0, self._blocks(work.computed + count) - len(work.blocks))
             ids = self.pool.allocate(need)
-            while ids is None and not (plan.steady or plan.tokens or self._blocks_come_back()):
+            while ids is None and not (plan.steady or plan.tokens or plan.blocked or self._blocks_come_back()):
                 # Only requests that do not run could give blocks. The last of them does, else all wait for ever.
                 victim = self._victim(0) or self._last()
                 self._preempt(plan, victim)
@@ -675,6 +675,8 @@ class Scheduler:
         self.release_others(victim)
         if victim.prefilled:
             victim.total = victim.computed + 1
+        if victim.name in plan.skipped:  # it was left out before it had to make way
+            plan.skipped.remove(victim.name)
         victim.blocks = []
         victim.computed = victim.stored = victim.named = victim.passed = 0
         victim.announced = victim.prefilled = victim.decoding = victim.skipped = False

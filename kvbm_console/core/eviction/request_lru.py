@@ -94,7 +94,8 @@ class RequestLru:
             self._next += 1
             use.number = self._next
         for place, key in enumerate(keys, at):
-            if key not in use.seen and key not in written:
+            # What it used before counts again only if it was given up since, so that it is copied here anew.
+            if key not in written and (key not in use.seen or key not in self._rank):
                 use.seen[key] = place
                 self._raise(key, (use.number, -place))
 

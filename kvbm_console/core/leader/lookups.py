@@ -454,7 +454,8 @@ def assign(
             if key not in below and place not in planned
         ]
         if decider.config.eviction.by_request:
-            decider.memory.pools[pool.info.pool].reused[slots[0].slot] = unsaved
+            if not external_tokens:  # vLLM's connector does not offer what comes before a load
+                decider.memory.pools[pool.info.pool].reused[slots[0].slot] = unsaved
         else:
             decider.unsaved(pool, unsaved)
     if lower is not None:

@@ -38,6 +38,16 @@ def test_the_end_of_a_request_uses_its_blocks_behind_the_iteration_that_follows(
     assert order(lru) == [20, 11, 10]
 
 
+def test_a_request_that_stores_blocks_anew_gives_them_the_rank_of_its_first_use() -> None:
+    """It was preempted, and the tier gave its blocks up meanwhile."""
+    lru = RequestLru()
+    stored(lru, 1, [10, 11])
+    stored(lru, 2, [20])
+    lru.forget([10, 11])
+    stored(lru, 1, [10, 11])
+    assert order(lru) == [11, 10, 20]
+
+
 def test_a_load_uses_the_loaded_blocks_alone() -> None:
     """The block in front of them was on the device."""
     lru = RequestLru()

@@ -117,7 +117,7 @@ class Scheduler:
         plan.tell_at_once = not plain or bool(waiting or loaded or self._due) or (
             self.pool.free_blocks <= len(running) + budget // self.block_tokens
         )
-        kept = self._kept_for_loaded() if loaded else 0
+        kept = self._kept_for_loaded() if loaded and not self.config.whole_sequences else 0
         budget -= kept
         if 0 < self._steady <= budget and plain and self._go_on(plan):
             budget -= plan.steady
@@ -444,6 +444,8 @@ class Scheduler:
                 continue
             if self._seats_taken() + work.due >= self.config.max_running:
                 return 0
+            if work.fetched:
+                self._cache_fetched(work)
             count = min(work.left, budget)
             self._pass(work)
             need = self.groups * max(0, self._blocks(work.computed + count) - len(work.blocks))
@@ -608,10 +610,17 @@ class Scheduler:
             return
         before, work.computed = work.stored, self.port.computed_tokens(name)
         work.stored = work.named = good = work.computed // self.block_tokens
-        first = max(before, work.passed)
-        self.pool.store(work.blocks[first:good], work.hashes[first:good])
-        self.store_others([work], [good - before])
+        work.fetched = good - before
+        if not self.config.whole_sequences:
+            self._cache_fetched(work)
         self.loaded.append(work)
+
+    def _cache_fetched(self, work: Work) -> None:
+        """Others find the blocks that were loaded for a request. vLLM caches them when the request has a seat."""
+        count, work.fetched = work.fetched, 0
+        first = max(work.stored - count, work.passed)
+        self.pool.store(work.blocks[first : work.stored], work.hashes[first : work.stored])
+        self.store_others([work], [count])
 
     def _name(self, plan: Plan, work: Work, count: int) -> None:
         """Cache the blocks of a prompt that ``count`` scheduled tokens fill."""
@@ -678,7 +687,7 @@ class Scheduler:
         if victim.name in plan.skipped:  # it was left out before it had to make way
             plan.skipped.remove(victim.name)
         victim.blocks = []
-        victim.computed = victim.stored = victim.named = victim.passed = 0
+        victim.computed = victim.stored = victim.named = victim.fetched = victim.passed = 0
         victim.announced = victim.prefilled = victim.decoding = victim.skipped = False
         victim.preempted = True
         victim.starved_ns = None

@@ -45,7 +45,7 @@ class Work(Table):
     """
 
     __slots__ = (
-        "announced", "computed", "decoding", "due", "family", "last", "name", "named", "others", "preempted",
+        "announced", "computed", "decoding", "due", "family", "fetched", "last", "name", "named", "others", "preempted",
         "prefilled", "request", "settled", "skipped", "starved_ns", "stored", "total",
     )
 
@@ -65,6 +65,8 @@ class Work(Table):
         self.stored = 0
         self.named = 0
         """With ``named_early`` so many leading blocks carry their hash. Those from ``stored`` on are being computed."""
+        self.fetched = 0
+        """So many of its ``stored`` blocks were loaded, and others do not find them yet."""
         self.announced = False
         """True if an iteration has named the request since its (re-)admission."""
         self.prefilled = False
@@ -130,6 +132,8 @@ class Plan:
         self.tell_at_once = False
         """True if calls to the leader may follow before the announcement. Then blocks are told of one by one, because
         the leader must not order a copy from a cached block that was given away already."""
+        self.ended: list[str] = []
+        """Requests that ended before, in the order in which the connector hears of it, if that is known."""
         self.new: list[str] = []
         self.resumed: list[str] = []
         self.skipped: list[str] = []

@@ -16,6 +16,7 @@ from kvbm_console.core.columns import unpack_hashes
 from kvbm_console.core.config import LeaderConfig
 from kvbm_console.core.events import CandidatePlanned, Event, PrefixScored, SlotOpened
 from kvbm_console.core.eviction.policy import PolicyConfig
+from kvbm_console.core.leader import Outcome
 from kvbm_console.planning.meter import Meter, StatsLine
 from kvbm_console.planning.options import SimulateOptions
 from kvbm_console.planning.report import InstanceMeasures, make_report, measure, row_of
@@ -194,12 +195,16 @@ def test_a_policy_of_requests_copies_no_block_that_comes_before_a_load() -> None
     for seed in range(3, 180, 3):
         machine = machine_of(seed)
         events: list[Event] = []
+
+        def publish(_: object, outcome: Outcome, events: list[Event] = events) -> None:
+            events += outcome.events
+
         rig = build(
             msgspec.structs.replace(
                 machine.leader, offload_threshold=0.0, offload_law="order", g2_blocks=60, g3_blocks=0,
                 eviction=PolicyConfig(policy="simple_lru", used_at_end=True),
             ),
-            machine.engine, machine.load, publish=lambda _, outcome: events.extend(outcome.events), links=machine.links,
+            machine.engine, machine.load, publish=publish, links=machine.links,
         )
         rig.run_to_end()
         prompts: dict[int, list[int]] = {}

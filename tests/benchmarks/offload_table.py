@@ -4,16 +4,20 @@
 generated loads of 50. A hit rate counts every admission, so a preempted request counts again, with the blocks that it
 saved itself. Therefore the last lines also tell how far the rules differ at the first admissions alone.
 
+A run is chaotic: another step time by a thousandth changes who is preempted, and the hit rate by points. With
+``--step-times N`` a cell is the mean over N step times, each 0.2 % from the next, and a last line tells how much
+write-through differs from itself.
+
 Law of this file: a row is a function of its load; without the shared trace its rows are missing.
 """
 
 import argparse
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
-from statistics import mean
+from statistics import mean, median
 from typing import Any, Final
 
 import msgspec
@@ -22,7 +26,7 @@ from kvbm_console.core.events import PrefixScored
 from kvbm_console.core.leader import Outcome as LeaderOutcome
 from kvbm_console.core.stimuli import Stimulus
 from kvbm_console.planning.meter import Meter
-from kvbm_console.planning.options import COMPAT_BANDWIDTH, OFFLOAD_THRESHOLD, SimulateOptions
+from kvbm_console.planning.options import COMPAT_BANDWIDTH, OFFLOAD_THRESHOLD, STEP_NS, SimulateOptions
 from kvbm_console.planning.run import build_rig, open_trace
 from tests.conftest import shared_directory
 
@@ -113,6 +117,22 @@ def run(options: SimulateOptions) -> Outcome:
     )
 
 
+def timed(options: SimulateOptions, count: int) -> list[SimulateOptions]:
+    """The options with so many step times around the usual one."""
+    if count == 1:
+        return [options]
+    steps = range(-(count // 2), count - count // 2)
+    return [msgspec.structs.replace(options, step_base=round(STEP_NS * (1 + 0.002 * at))) for at in steps]
+
+
+def averaged(outcomes: Sequence[Outcome]) -> Outcome:
+    """Mean rates, and mean counts rounded."""
+    return Outcome(
+        mean(one.hit_rate for one in outcomes), mean(one.first_hit_rate for one in outcomes),
+        round(mean(one.down_bytes for one in outcomes)), round(mean(one.preemptions for one in outcomes)),
+    )
+
+
 def cells(outcomes: list[Outcome]) -> str:
     """Hit rate, GB copied down and preemptions of one row."""
     return " | ".join(
@@ -124,16 +144,22 @@ def main() -> int:
     """Print the table, and how far the default is from write-through."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--loads", type=int, default=GENERATED)
+    parser.add_argument("--step-times", type=int, default=1)
     parser.add_argument("-v", action="store_true")
     said = parser.parse_args()
     named = list(loads(said.loads))
-    asked = [msgspec.structs.replace(options, **rule) for _, options in named for rule in RULES.values()]
+    asked = [
+        one for _, options in named for rule in RULES.values()
+        for one in timed(msgspec.structs.replace(options, **rule), said.step_times)
+    ]
     with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
         found = []
         for outcome in pool.map(run, asked):
             found.append(outcome)
             print(f"{len(found)} of {len(asked)}: {cells([outcome])}", file=sys.stderr, flush=True)
-    rows = [found[at : at + len(RULES)] for at in range(0, len(found), len(RULES))]
+    each = [found[at : at + said.step_times] for at in range(0, len(found), said.step_times)]
+    means = list(map(averaged, each))
+    rows = [means[at : at + len(RULES)] for at in range(0, len(means), len(RULES))]
     print("| load: hit rate, GB copied down, preemptions | " + " | ".join(RULES) + " |")
     print("|---" * (len(RULES) + 1) + "|")
     groups: dict[str, list[list[Outcome]]] = {}
@@ -158,6 +184,9 @@ def main() -> int:
         print(f"\n{name}{mark}: at most {below:.2f} points below write-through, {first:.2f} at first admissions; "
               f"more preemptions than without tiers on {sum(one > 0 for one in more)} of {len(rows)} loads, "
               f"{sum(row[at].preemptions for row in rows):,} of {sum(row[-1].preemptions for row in rows):,} in all")
+    if said.step_times > 1:
+        differ = [max(one.hit_rate for one in of) - min(one.hit_rate for one in of) for of in each[:: len(RULES)]]
+        print(f"\nwrite-through differs from itself by {median(differ):.2f} points (median), {max(differ):.2f} at most")
     if said.v:
         for (name, options), row in zip(named, rows, strict=True):
             print(f"{name}: {cells(row)}  {options.trace} {options.total_kv_blocks} {options.kv_cpu_blocks} "

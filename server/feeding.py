@@ -443,7 +443,7 @@ FEED_KINDS: Final[frozenset[type[st.Stimulus]]] = frozenset({
     st.IterationFinished, st.RequestPreempted, st.RequestCloned, st.RequestFinished, st.TransferStarted,
     st.TransferFinished, st.TransferFailed, st.BlocksReported, st.SourceGapped, st.SourceRestarted,
     st.CallAnnounced, st.LookupObserved, st.CopiesObserved, st.MismatchReported, st.CopyBegun, st.CopyEnded,
-    st.ConnectorReported, st.CallReported, st.PlacesAudited,
+    st.ConnectorReported, st.CallReported, st.PlacesAudited, st.MeasuresReported,
 })
 """The stimuli that engines and movers may send. The rest belongs to control sessions and to the daemon itself."""
 
@@ -485,7 +485,7 @@ def _check(field: str, value: object) -> None:
 ONE: Final = ("request",)
 MANY: Final = (
     "requests", "clones", "new", "resumed", "preempted", "skipped", "unskipped", "first_tokens", "progressed",
-    "appended", "loaded", "sent", "failed",
+    "appended", "ended", "loaded", "sent", "failed",
 )
 """Fields of stimuli that name requests. A field of ``MANY`` is a list of names in some kinds only: ``TransferFailed``
 has block ids in ``failed``."""

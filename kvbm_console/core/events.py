@@ -39,11 +39,11 @@ from kvbm_console.core.ids import (
 
 KIND_NUMBER_BASE: Final = 100
 """The number of a kind in the messages of the wire is this plus its msgpack tag."""
-SCHEMA_ID: Final = 11
+SCHEMA_ID: Final = 12
 """Version of events and stimuli that a batch carries, so that a reader can say why it cannot read one."""
-FORMAT_MINOR: Final = 13
+FORMAT_MINOR: Final = 14
 """Minor version of recordings, which older readers may read and pass new things over."""
-PROTOCOL_MINOR: Final = 13
+PROTOCOL_MINOR: Final = 14
 """Minor version of the wire. A new kind or field raises all three; ``make proto`` refuses it otherwise."""
 NOTHING_RETURNED: Final = (0, 0, 0, 0)
 TOLD: Final = -1
@@ -372,7 +372,7 @@ class IterationAdvanced(Event, tag=25):
     """``count`` iterations up to ``iteration`` were formed; ``slots[i]`` will have ``positions[i]`` tokens computed.
 
     Of several engines the leader counts the iterations together, and decoding slots of the others stay where they are:
-    they are told with their position.
+    they are told with their position. ``ended`` is that of ``IterationScheduled``.
     """
 
     iteration: int
@@ -381,6 +381,7 @@ class IterationAdvanced(Event, tag=25):
     waiting: int
     slots: tuple[int, ...]
     positions: tuple[int, ...]
+    ended: tuple[str, ...] = ()
 
 
 class PrefixScored(Event, tag=26):
@@ -666,9 +667,10 @@ class ContentMismatched(Event, tag=50):
 
 
 class EngineMeasured(Event, tag=51):
-    """An engine's own metrics: ``measures[i]`` is ``values[i]``. They replace all earlier values of the source.
+    """Numbers that an engine tells: ``measures[i]`` is ``values[i]``. They replace all earlier values of the source.
 
-    A number that the engine does not tell is absent. Without any number the engine's metrics cannot be read.
+    A metrics page has counts and gauges, and a tap tells limits of the engine's settings. A number that the engine does
+    not tell is absent. Without any number the engine's metrics cannot be read.
     """
 
     source: int

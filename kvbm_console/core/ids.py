@@ -335,7 +335,8 @@ class Note(Word):
 
 
 class Measure(Word):
-    """A number of an engine's own metrics page. Counters began with the engine, RECENT ones with the last minute."""
+    """A number that an engine tells of itself, on its metrics page or to a tap. Counters began with the engine, RECENT
+    ones with the last minute."""
 
     CAPACITY_BLOCKS = 0
     """Blocks that the device can hold."""
@@ -367,6 +368,10 @@ class Measure(Word):
     """Blocks that were copied from the device to the host."""
     ONBOARDED_BLOCKS = 19
     """Blocks that were copied from the host to the device."""
+    RUNNING_MOST = 20
+    """Most requests that run at once, by the engine's settings."""
+    STEP_TOKENS_MOST = 21
+    """Most tokens that one step computes, by the engine's settings."""
 
 
 COUNTERS: Final = frozenset({

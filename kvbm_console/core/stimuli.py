@@ -114,6 +114,9 @@ class IterationScheduled(Stimulus, tag=5):
     One stimulus may tell several iterations when requests only decode after the first. ``appended`` is then in the
     order of handing out, and names a request for each of its blocks. They end with one ``IterationFinished``, in the
     order in which blocks became full.
+
+    ``ended`` are requests that ended before, in the order in which the connector hears of it. It is empty where that is
+    the order of their ends.
     """
 
     iteration: int
@@ -131,6 +134,7 @@ class IterationScheduled(Stimulus, tag=5):
     appended_ids: bytes
     running: int
     waiting: int
+    ended: tuple[str, ...] = ()
 
 
 class IterationFinished(Stimulus, tag=6):
@@ -259,7 +263,7 @@ class SourceRestarted(Stimulus, tag=15):
 
 
 class MeasuresReported(Stimulus, tag=41):
-    """An engine's own metrics, or none if they cannot be read any more (``EngineMeasured``)."""
+    """Numbers that an engine tells of itself, or none if they cannot be read any more (``EngineMeasured``)."""
 
     measures: tuple[Measure, ...]
     values: tuple[int, ...]

@@ -16,7 +16,7 @@ by its machine.
 import re
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property, lru_cache
 from itertools import islice, pairwise
 from pathlib import Path
@@ -30,7 +30,7 @@ from kvbm_console.core.columns import unpack_hashes, unpack_ids
 from kvbm_console.core.config import LeaderConfig
 from kvbm_console.core.errors import UsageError
 from kvbm_console.core.eviction.policy import PolicyConfig
-from kvbm_console.core.ids import Authority, FinishReason, ReleaseReason, Route, SlotState, Tier
+from kvbm_console.core.ids import Authority, FinishReason, Measure, ReleaseReason, Route, SlotState, Tier
 from kvbm_console.core.instructions import StartTransfer
 from kvbm_console.core.leader.decider import Decider
 from kvbm_console.planning.attention import AttentionWindow, GroupWindow
@@ -291,6 +291,19 @@ class _Life:
         return self.anchor[0] + (iteration - self.anchor[1] if self.decodes else 0)
 
 
+class _Told:
+    """What engines told of their limits, and of the order of ends."""
+
+    def __init__(self) -> None:
+        self.numbers: dict[int, dict[Measure, int]] = {}
+        """Source to the numbers that it told last."""
+        self.ends: dict[str, int] = {}
+        """Requests that ended before the same step as others, to their number in the order of all ends."""
+        self.seats: Counter[int] = Counter()
+        """Running requests to the iterations in which others waited although a quarter of the device was free, and the
+        prompt of the first of them fitted."""
+
+
 class _Reading:
     """The fold of a recording."""
 
@@ -333,9 +346,7 @@ class _Reading:
         window is then over the loaded blocks, and those that the engine found before may be gone."""
         self._last_place: dict[int, int] = {}
         """Device pool to the highest place that its requests had."""
-        self.seats: Counter[int] = Counter()
-        """Running requests to the iterations in which others waited although a quarter of the device was free, and the
-        prompt of the first of them fitted."""
+        self.told = _Told()
         self._waiting: dict[int, _Life] = {}
         """Slots without blocks, the next to be admitted first."""
         self._devices: dict[int, int] = {}
@@ -451,6 +462,10 @@ class _Reading:
             for other in self.pools.values()
         ):
             self.groups[event.pool] = GroupWindow(event.block_tokens)
+
+    def numbers(self, event: ev.EngineMeasured) -> None:
+        if event.measures:
+            self.told.numbers[event.source] = dict(zip(event.measures, event.values, strict=True))
 
     def copy_begun(self, event: ev.OperationStarted) -> None:
         if event.size_bytes is not None and event.blocks:
@@ -581,6 +596,8 @@ class _Reading:
             self._look_at_groups()
         self.iteration = event.iteration
         self.steps += 1
+        for name in event.ended:
+            self.told.ends[name] = len(self.told.ends) + 1
         for number, position in zip(event.slots, event.positions, strict=True):
             life = self._live.get(number)
             if life is not None:
@@ -590,7 +607,7 @@ class _Reading:
             blocks, groups = sum(map(self.device_blocks, devices)), 1 + len(self.groups) // max(1, len(devices))
             next_one = next(iter(self._waiting.values()), None)
             held, prompt = groups * len(self._held), groups * (0 if next_one is None else len(next_one.hashes) + 1)
-            self.seats[event.running] += 4 * held <= 3 * blocks and held + prompt <= blocks
+            self.told.seats[event.running] += 4 * held <= 3 * blocks and held + prompt <= blocks
 
     def seen(self, event: ev.BlocksSeen) -> None:
         """Sizes of the pools of a stream, and the chains of the device: what lies below was on the device before."""
@@ -645,7 +662,7 @@ _LOOK: Final[dict[type[ev.Event], Any]] = {
     ev.SlotClosed: _Reading.closed, ev.BlocksFilled: _Reading.blocks_filled,
     ev.DeviceBlocksAssigned: _Reading.assigned, ev.DeviceBlocksReleased: _Reading.released,
     ev.IterationAdvanced: _Reading.advanced, ev.PrefixScored: _Reading.scored, ev.HitsLost: _Reading.lost,
-    ev.PoolKnown: _Reading.pool, ev.OperationStarted: _Reading.copy_begun,
+    ev.PoolKnown: _Reading.pool, ev.EngineMeasured: _Reading.numbers, ev.OperationStarted: _Reading.copy_begun,
     ev.CandidatePlanned: _Reading.copy_planned, ev.CandidatePromoted: _Reading.copy_promoted,
     ev.OperationReported: _Reading.copy_reported, ev.SlotHeld: _Reading.person,
     ev.Frozen: _Reading.person, ev.ResetBegun: _Reading.person, ev.DrainBegun: _Reading.person,
@@ -771,7 +788,7 @@ class _Run:
             clone_hashes=tuple(
                 _padded(clone, own, at + (index << 56)) for index, clone in enumerate(life.clones, start=1)
             ) or self._never(life, machine, size),
-            abort_ns=abort_ns,
+            abort_ns=abort_ns, end_number=0 if opened is None else self.reading.told.ends.get(opened.request, 0),
         )
 
     def _never(self, life: _Life, machine: SimulatedMachine, size: int) -> tuple[tuple[int, ...], ...]:
@@ -803,12 +820,13 @@ class _Run:
         """The machine of a real engine, as far as the recording tells of it."""
         measured = self.measured
         size = devices[0].block_tokens if devices else BLOCK_TOKENS
-        blocks = self._device_blocks(devices)
+        told = self.reading.told.numbers.get(engine, {})
+        blocks = self._device_blocks(devices, told)
         below = {tier: self._below(engine, tier) for tier in (Tier.G2, Tier.G3)}
         config = EngineConfig(
             g1_blocks=blocks, groups=self._groups(devices), whole_sequences=True, early_steps=self.reading.early,
             fenced_steps=self.reading.early and self.reading.fenced, named_early=self.reading.named_early,
-            **self._limits(measured),
+            **self._limits(measured, told),
         )
         if len(config.groups) > 1 and any(below.values()):
             self.notes.append("the lower tiers have the blocks of the first group alone, so their hits may be far off")
@@ -830,8 +848,10 @@ class _Run:
             leader=leader, engine=self._timed(config, measured), links=links_with(fit_links(copies))
         )
 
-    def _device_blocks(self, devices: list[ev.PoolKnown]) -> int:
+    def _device_blocks(self, devices: list[ev.PoolKnown], told: Mapping[Measure, int]) -> int:
         for pool in devices:
+            if pool.authority is Authority.OBSERVED and told.get(Measure.CAPACITY_BLOCKS):
+                return told[Measure.CAPACITY_BLOCKS]  # of all groups; a metrics page would count the null block, too
             if pool.capacity_blocks:
                 return self.reading.device_blocks(pool)
             if pool.pool in self.reading.evicting:
@@ -878,6 +898,9 @@ class _Run:
 
     def _below(self, engine: int, tier: Tier) -> int:
         """Blocks of a lower tier: its capacity, else the most that it had at once."""
+        told = self.reading.told.numbers.get(engine, {}).get(Measure.HOST_CAPACITY_BLOCKS)
+        if tier is Tier.G2 and told:
+            return told
         total = 0
         for pool in self.reading.pools.values():
             if pool.tier is not tier or pool.source != engine:
@@ -892,17 +915,20 @@ class _Run:
             return DEVICE_BLOCKS
         return total
 
-    def _limits(self, measured: Measured) -> dict[str, Any]:
-        """The limits of an iteration, if the engine came up against them more than once."""
+    def _limits(self, measured: Measured, told: Mapping[Measure, int]) -> dict[str, Any]:
+        """The limits of an iteration that the engine ``told``, else those that it came up against more than once."""
         tokens = [
             row.prefill_tokens + row.decode_requests for row in measured.equations if row.steps == 1
         ]
         limits: dict[str, Any] = {}
         if tokens and tokens.count(max(tokens)) > 1 and max(tokens) == measured.tokens_most:
             limits["max_batch_tokens"] = int(max(tokens))
-        seats = self.reading.seats
+        seats = self.reading.told.seats
         if seats and seats[max(seats)] > 1 and max(seats) > 0:
             limits["max_running"] = max(seats)
+        for measure, field in (Measure.STEP_TOKENS_MOST, "max_batch_tokens"), (Measure.RUNNING_MOST, "max_running"):
+            if told.get(measure):
+                limits[field] = told[measure]
         return limits
 
     def _timed(self, config: EngineConfig, measured: Measured) -> EngineConfig:

@@ -274,8 +274,10 @@ class TieredLedger(MachineLedger):
         if plan.appended:
             self._append(leader, plan, iteration)
         last, slots = iteration + plan.steps - 1, tuple([self._slot(name).slot for name in plan.progressed])
-        leader.emit(ev.IterationAdvanced, last, plan.steps, running, waiting, slots, tuple(plan.positions))
-        use_formed(leader, slots, plan.positions)
+        leader.emit(
+            ev.IterationAdvanced, last, plan.steps, running, waiting, slots, tuple(plan.positions), tuple(plan.ended)
+        )
+        use_formed(leader, slots, plan.positions, plan.ended)
         leader.memory.issued.clear()
 
     def _append(self, leader: Decider, plan: Plan, iteration: int) -> None:

@@ -7,7 +7,7 @@ Law of this file: nothing here waits or knows a socket. It keeps of each live re
 message needs.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -15,7 +15,7 @@ import msgspec
 from kvbm_console.core import stimuli as st
 from kvbm_console.core.columns import pack_hashes, pack_ids
 from kvbm_console.core.config import LeaderConfig
-from kvbm_console.core.ids import Authority, CandidateStatus, FinishReason, Note, Tier
+from kvbm_console.core.ids import Authority, CandidateStatus, FinishReason, Measure, Note, Tier
 from kvbm_console.core.instructions import AuditAnswer, PoolAnswer
 from kvbm_console.core.leader import Leader
 from kvbm_console.dispatch import MEDIUM_OF, Dispatcher
@@ -143,6 +143,14 @@ class Translator:
             self.pools[f"{GROUP}{group}"] = -1
         if settings.medium and settings.caching:
             self.declare(settings.medium, silent=settings.silent)
+        limits = {
+            Measure.CAPACITY_BLOCKS: settings.capacity_blocks if settings.others else None,
+            Measure.HOST_CAPACITY_BLOCKS: settings.host_blocks,
+            Measure.RUNNING_MOST: settings.running_most, Measure.STEP_TOKENS_MOST: settings.step_tokens_most,
+        }
+        known = {measure: value for measure, value in limits.items() if value is not None}
+        if known:
+            self._call(st.MeasuresReported, tuple(known), tuple(known.values()))
 
     def declare(self, medium: str, *, silent: bool = False) -> None:
         """Declare the pool of a medium below the device, where the connector inside keeps blocks. ``silent``: the
@@ -329,7 +337,7 @@ class Translator:
 
     def _step(
         self, new: list[Any], resumed: list[Any], going: list[Any], preempted: list[str], skipped: list[str],
-        unskipped: list[str], running: int, fills: list[Any],
+        unskipped: list[str], running: int, fills: list[Any], ended: Sequence[str] = (),
     ) -> None:
         filled = {key for row in fills for key in row[2]}
         if loaded := {place: key for place, key in self._named.items() if key not in filled}:
@@ -371,7 +379,7 @@ class Translator:
             tuple(preempted), tuple(skipped), tuple(unskipped), tuple(first), tuple(progressed),
             tuple(progressed.values()), tuple(appended), tuple(map(len, appended.values())),
             pack_ids(place for ids in appended.values() for place in ids), running,
-            max(0, len(self._requests) - running),
+            max(0, len(self._requests) - running), tuple(ended),
         )
         self.calls += self._loads.values()  # of requests whose allocation was not reported
         self._loads.clear()

@@ -227,7 +227,7 @@ class StimulusPort:
         self._submit(
             IterationScheduled, iteration, plan.steps, tuple(plan.new), tuple(plan.resumed), (), tuple(plan.skipped),
             tuple(plan.unskipped), tuple(plan.first_tokens), tuple(plan.progressed), tuple(plan.positions),
-            appended, tuple(plan.appended_counts), pack_ids(plan.appended_ids), running, waiting,
+            appended, tuple(plan.appended_counts), pack_ids(plan.appended_ids), running, waiting, tuple(plan.ended),
         )
 
     def filled(

@@ -72,6 +72,8 @@ class SimulatedEngine:
         self._current: Plan | None = None
         self._end_ticket = 0
         self._nudged = False
+        self._ends: list[tuple[int, str]] = []
+        """Number and name of each request that ended since an iteration was formed."""
         self._aborting: list[tuple[int, str]] = []
         """Number and name of requests whose client has gone; they end before the next iteration is formed."""
         self._aborts: dict[str, int] = {}
@@ -156,6 +158,7 @@ class SimulatedEngine:
         self.pin(keep)
         self.calendar.cancel(self._end_ticket)
         self._current = None
+        self._ends.clear()
         self.totals.forgotten += len(ended)
         for work in ended:
             self._end(work)
@@ -263,6 +266,7 @@ class SimulatedEngine:
                 late_ns = self._take_latency_ns()
                 if self.windows and not late_ns and may_be_wide(self.scheduler, plan):
                     self._widen(plan, lasts_ns)
+            plan.ended = self._take_ends()
             first = self._iteration + 1
             self._iteration += plan.steps
             self.totals.iterations += plan.steps
@@ -277,6 +281,13 @@ class SimulatedEngine:
                 continue
             ends_ns = self.calendar.now_ns + lasts_ns * plan.steps + late_ns
             self._end_ticket = self.calendar.at(ends_ns, self._end_iteration, felt=False)
+
+    def _take_ends(self) -> list[str]:
+        """The requests that ended since an iteration was formed, by their numbers; none if one has no number."""
+        ends, self._ends = self._ends, []
+        if len(ends) < 2 or not all(number for number, _ in ends):
+            return []
+        return [name for _, name in sorted(ends)]
 
     def _widen(self, plan: Plan, lasts_ns: int) -> None:
         calendar = self.calendar
@@ -375,6 +386,7 @@ class SimulatedEngine:
     def _give_up(self, work: Work, reason: FinishReason) -> None:
         """Tell the end of a sequence that left the queues, and give its blocks back as soon as no copy reads them."""
         held = work.held
+        self._ends.append((work.request.end_number, work.name))
         self.scheduler.withhold(work.name, held)
         if not self.port.finished(work.name, held, reason):
             self.scheduler.give_back(work.name, held)

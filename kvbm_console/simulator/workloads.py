@@ -30,6 +30,9 @@ class Request(msgspec.Struct, frozen=True):
     clone_hashes: tuple[tuple[int, ...], ...] = ()
     abort_ns: int | None = None
     """The time at which its client goes away, None for a client that waits for all tokens."""
+    end_number: int = 0
+    """Of two requests that end before the same iteration, the connector hears first of that with the lower number; 0
+    where the order is that of their ends."""
 
     def clone(self, index: int) -> "Request":
         """Sequence ``index`` of this request, from 2, as a request of its own.

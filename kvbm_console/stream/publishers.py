@@ -72,6 +72,10 @@ def measure_texts(values: Mapping[str, int]) -> list[tuple[str, str]]:
     if "used_ppm" in values:
         texts.append(("used", f"in use {_percent(values['used_ppm'], 1_000_000)}"))
     texts += [(name, f"{values[name]:,} {name}") for name in ("running", "waiting") if name in values]
+    if "running_most" in values:
+        texts.append(("limit", f"at most {values['running_most']:,} running"))
+    if "step_tokens_most" in values:
+        texts.append(("step", f"at most {values['step_tokens_most']:,} tokens a step"))
     if "preemptions" in values:
         texts.append(("preemptions", f"{values['preemptions']:,} preempted"))
     if "first_token_ns" in values:

@@ -229,7 +229,10 @@ def formed(recorder: TapRecorder, now: int, scheduler_output: Any, manager: Any)
             _tell_all(manager, recorder, scheduler_output, now)
             recorder.audit_from, recorder.audit_due, recorder.swept = NULL_BLOCKS, 0, False
         else:
-            recorder.put(("step", now, scheduler_output, preempted, _lengths(recorder, scheduler_output)))
+            # A set: the connector inside reads it in the same order.
+            ended = tuple(getattr(scheduler_output, "finished_req_ids", None) or ())
+            lengths = _lengths(recorder, scheduler_output)
+            recorder.put(("step", now, scheduler_output, preempted, lengths, ended if len(ended) > 1 else ()))
         if recorder.audit_every and recorder.places_known and not recorder.want_full:
             recorder.audit_due -= 1
             if recorder.audit_due <= 0:

@@ -197,7 +197,9 @@ class Flattener:
         first = 0 if request is None else request.num_prompt_tokens // self.block_tokens
         return [] if request is None else self._hashes(request, first, passed)
 
-    def _step(self, now: int, output: Any, preempted: tuple[str, ...], lengths: dict[str, int]) -> list[Any]:
+    def _step(
+        self, now: int, output: Any, preempted: tuple[str, ...], lengths: dict[str, int], ended: tuple[str, ...] = (),
+    ) -> list[Any]:
         scheduled = output.num_scheduled_tokens
         drafts = getattr(output, "scheduled_spec_decode_tokens", None) or {}
         new: list[Any] = []
@@ -229,7 +231,8 @@ class Flattener:
             self._go_on(name, computed, count)
         self._fill(fills)
         skipped, unskipped = self._left_out(scheduled, preempted)
-        return [["step", now, new, resumed, going, list(preempted), skipped, unskipped, len(scheduled), fills]]
+        step = ["step", now, new, resumed, going, list(preempted), skipped, unskipped, len(scheduled), fills]
+        return [[*step, list(ended)] if ended else step]
 
     def _forget(self, name: str) -> None:
         for memory in (self._next, self._target, self._filled, self._due):

@@ -79,6 +79,12 @@ class TapSettings(msgspec.Struct, frozen=True):
     """The version of the tap. A daemon of another version refuses it, because messages change between versions."""
     tiers: bool = False
     """True if a tap stands around a tier below the host tier, so that a load from there can be held."""
+    host_blocks: int | None = None
+    """The blocks that fit into the medium; None if unknown, or if several groups share it."""
+    running_most: int | None = None
+    """Most requests that the engine runs at once."""
+    step_tokens_most: int | None = None
+    """Most tokens that a step of the engine computes."""
     caching: bool = True
     """True if the engine has a prefix cache. Without it the blocks that its connector loads cannot be found afterwards,
     so its medium is no pool here, and its loads are only counted."""

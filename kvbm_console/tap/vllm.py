@@ -171,7 +171,9 @@ class _Vllm:
         if self._around is not None:
             inside = vllm_config.kv_transfer_config.kv_connector
         # Beside another connector, no call reports the blocks that the other loads into until their request computes.
-        tap.sender, tap._marker = _sender(vllm_config, kv_cache_config, extra, inside, beside=inside is None)
+        tap.sender, tap._marker = _sender(
+            vllm_config, kv_cache_config, extra, inside, tap._tapped, beside=inside is None
+        )
         if inside is not None:
             tap.sender.recorder.watch.attach(tap._tapped)
         if extra.get("send", True):
@@ -181,12 +183,12 @@ class _Vllm:
 
 
 def _sender(
-    vllm_config: Any, kv_cache_config: Any, ours: dict[str, Any], inside: str | None, *, beside: bool = False,
-    at_scheduler: bool = False,
+    vllm_config: Any, kv_cache_config: Any, ours: dict[str, Any], inside: str | None, connector: Any, *,
+    beside: bool = False, at_scheduler: bool = False,
 ) -> tuple[Sender, Marker | None]:
     """The sender of a tap with a new recorder, and the marker of ``sanitize`` if the settings ask for it.
 
-    ``ours`` are the settings, and ``inside`` is the connector's name, None without a connector."""
+    ``ours`` are the settings, and ``inside`` is the name of the ``connector``, None without one."""
     group, sizes, keeps = _groups(kv_cache_config, vllm_config)
     recorder = TapRecorder(by_place=len(sizes) > 1 or beside or at_scheduler or keeps is not _Keeps.PREFIX)
     if inside in _TELL_ALL:
@@ -206,6 +208,7 @@ def _sender(
     if rank is None:
         rank = getattr(parallel, "data_parallel_rank", 0) or 0
     blocks = getattr(kv_cache_config, "num_blocks", None) or getattr(cache, "num_gpu_blocks", None) or None
+    scheduling = getattr(vllm_config, "scheduler_config", None)
     settings = TapSettings(
         target=str(ours.get("daemon", "")), name=str(ours.get("name") or f"vLLM rank {rank}")[:256],
         block_tokens=sizes[group], capacity_blocks=blocks - NULL_BLOCKS if blocks else None,
@@ -215,6 +218,12 @@ def _sender(
         token_file=str(ours.get("token_file", "")), tls_ca=str(ours.get("tls_ca", "")), group=group,
         others={at: size for at, size in enumerate(sizes) if at != group},
         uncertain=keeps is _Keeps.OTHER or not sees_pool,
+        host_blocks=_host_blocks(connector) if len(sizes) == 1 else None,
+        running_most=getattr(scheduling, "max_num_seqs", None),
+        step_tokens_most=(
+            getattr(scheduling, "max_num_scheduled_tokens", None)
+            or getattr(scheduling, "max_num_batched_tokens", None)
+        ),
         caching=bool(getattr(cache, "enable_prefix_caching", True)), silent=inside not in _TELL_ALL,
     )
     hash_tokens = (
@@ -229,6 +238,20 @@ def _sender(
         groups = import_module(f"{_OFFLOADING}.config").get_offloading_group_ids(kv_cache_config)
         marker = Marker(options.sample, sizes, hash_tokens, list(groups))
     return Sender(recorder, flattener, settings, python=str(ours.get("python", ""))), marker
+
+
+def _host_blocks(connector: Any) -> int | None:
+    """The blocks that fit into the host tier of vLLM's OffloadingConnector; None for any other connector."""
+    connector = vars(connector).get("_tapped", connector) if connector is not None else None
+    inside = getattr(connector, "connector_scheduler", None)
+    config, manager = getattr(inside, "config", None), getattr(inside, "manager", None)
+    each = getattr(config, "blocks_per_chunk", None) or getattr(config, "block_size_factor", None)
+    tier = getattr(manager, "primary_tier", manager)
+    for owner, name in ((tier, "_num_chunks"), (tier, "_num_blocks"), (getattr(tier, "backend", None), "num_blocks")):
+        count = getattr(owner, name, None)
+        if each == 1 and isinstance(count, int):
+            return count
+    return None
 
 
 # --- the scheduler itself ---
@@ -309,7 +332,9 @@ def _inside_name(transfer: Any) -> str | None:
 def _attach(scheduler: Any, settings: dict[str, Any], *, events_are_ours: bool) -> SchedulerTap:
     config = scheduler.vllm_config
     inside = _inside_name(config.kv_transfer_config)
-    sender, _ = _sender(config, scheduler.kv_cache_config, settings, inside, at_scheduler=True)
+    sender, _ = _sender(
+        config, scheduler.kv_cache_config, settings, inside, scheduler.connector, at_scheduler=True
+    )
     watch = sender.recorder.watch
     if watch is not None:  # first, so that our own part is not in the time of the connector's calls
         watch.bind(scheduler.kv_cache_manager)

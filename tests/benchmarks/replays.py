@@ -22,6 +22,8 @@ SHOWS: Final = {
     "window": "30 places, all layers see a window",
     "below": "96 places, all layers see a window, a host tier of 100 blocks",
     "early": "36 places, asynchronous scheduling",
+    "ahead": "42 places, asynchronous scheduling, a host tier of 60 blocks",
+    "anew": "40 places, 5 seats, a host tier of 40 blocks",
     "twins": "40 places, pairs with the same prompt in one step",
 }
 

@@ -51,7 +51,7 @@ from recordings.scenarios import SCENARIOS
 from tests.planning.test_tiered import machine_of, windowed
 from tests.recording.helpers import Run
 from tests.simulator.loads import Load
-from tests.tap.kept import run_of
+from tests.tap.kept import NAMES, run_of
 
 ROOT = Path(__file__).resolve().parents[2]
 BLOCK = 16
@@ -191,11 +191,9 @@ def test_the_recordings_of_this_project_are_replayed_event_for_event(name: str) 
 # --- real engines ---
 
 
-@pytest.mark.parametrize(
-    "name", ["alone", "refused", "chats", "trouble", "offload", "window", "below", "hybrid", "early", "twins"]
-)
+@pytest.mark.parametrize("name", NAMES)
 def test_a_recording_of_vllm_has_the_hits_of_vllm(name: str, tmp_path: Path) -> None:
-    """The scheduler's own hits within a point. Five of them have a host tier.
+    """To the block.
 
     In ``refused`` a load that fails ends its request, and in ``trouble`` every third load fails and is computed.
     """
@@ -204,7 +202,7 @@ def test_a_recording_of_vllm_has_the_hits_of_vllm(name: str, tmp_path: Path) -> 
     assert not run.exact
     document = simulate(options_of(run)).document
     assert run.hit_rate is not None
-    assert abs(document["prefix_hit_rate"] - run.hit_rate) < 0.01
+    assert document["prefix_hit_rate"] == pytest.approx(run.hit_rate)
     assert document["requests_completed"] == len(run.requests) - document["requests_aborted"]
 
 
@@ -281,11 +279,18 @@ def test_a_further_group_of_blocks_sees_a_window(tmp_path: Path) -> None:
     assert run.machine.engine.g1_blocks == 33
     assert run.machine.engine.groups == (0, 64)
     assert run.notes == [
-        "the device is as large as the highest place that a request had",
         "group 1 of the layers sees a window of 64 tokens, by its blocks that were gone",
     ]
     document = simulate(options_of(run, check=True)).document
     assert document["prefix_hit_rate"] == run.hit_rate
+
+
+def test_the_limits_that_a_tap_told_are_those_of_the_replay(tmp_path: Path) -> None:
+    run_of("chats").record(tmp_path, [64])
+    run = read_run(str(tmp_path))
+    machine = run.machine
+    assert (machine.engine.max_running, machine.engine.max_batch_tokens, machine.leader.g2_blocks) == (16, 256, 400)
+    assert run.notes == []
 
 
 def test_further_groups_beside_a_host_tier_are_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -242,7 +242,7 @@ FIELDS: Final[dict[str, Draw]] = {
     "iteration": lambda liar, told: liar.iteration,
     "count": lambda liar, told: liar.one(1, 1, 1, 1, 2, 3, 0),
     "new": _requests, "resumed": _few_requests, "preempted": _few_requests, "skipped": _few_requests,
-    "unskipped": _few_requests, "first_tokens": _few_requests, "progressed": _requests,
+    "unskipped": _few_requests, "ended": _few_requests, "first_tokens": _few_requests, "progressed": _requests,
     "positions": _positions,
     "appended": _few_requests,
     "appended_counts": _counts("appended"),

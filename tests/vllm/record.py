@@ -49,6 +49,10 @@ RUNS: Final[dict[str, Any]] = {
     "below": (tap(offloading(100)), {"blocks": 96, "running": 16, "groups": ("window",)}, (13, 24, 5), 0.0),
     "early": (tap(), {"blocks": 36, "running": 8, "scheduling": {"async_scheduling": True}}, (41, 6, 4), 0.0),
     "twins": (tap(), {"blocks": 40, "running": 8}, 42, 0.0),
+    "ahead": (
+        tap(offloading(60)), {"blocks": 42, "running": 8, "scheduling": {"async_scheduling": True}}, (722, 6, 4), 0.0,
+    ),
+    "anew": (tap(offloading(40)), {"blocks": 40, "running": 5}, (120, 8, 4), 0.0),
     "chats": (tap(offloading(400)), {"blocks": 256, "running": 16}, (12, 60, 5), 0.0),
 }
 """Name to connector, sizes, (seed, sessions, turns) of the workload or the seed of ``twins``, and the probability of an
@@ -56,8 +60,9 @@ abort before a step.
 
 ``trouble`` has loads that fail and are computed instead, preemptions and aborts; in ``refused`` a failed load ends its
 request; ``hybrid`` has a second group of blocks, of layers that see a window, and ``window`` has these alone;
-``below`` has them with a host tier; ``early`` forms a step before the result of the last one is known; in ``twins`` two
-requests with one prompt arrive in each step; ``chats`` is large enough for a hit rate.
+``below`` has them with a host tier; ``early`` forms a step before the result of the last one is known, and ``ahead``
+does with a host tier; in ``twins`` two requests with one prompt arrive in each step; in ``anew`` a preempted request
+stores blocks again that the host tier gave up; ``chats`` is large enough for a hit rate.
 """
 STEP_NS: Final = 8_000_000
 TOKEN_NS: Final = 50_000

@@ -23,7 +23,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
 from vllm.v1.core.kv_cache_utils import get_block_hash
 from vllm.v1.request import RequestStatus
 
-from kvbm_console.core.ids import CandidateStatus, FinishReason, SlotState, Tier
+from kvbm_console.core.ids import CandidateStatus, FinishReason, Measure, SlotState, Tier
 from kvbm_console.tap import vllm as binding
 from kvbm_console.tap.flatten import drain
 from tests.engines.test_stream import House
@@ -191,6 +191,18 @@ def test_all_groups_of_a_hybrid_model(
     devices = [pool.info for pool in state.pools if pool.info.tier is Tier.G1]
     assert sorted(info.group for info in devices) == list(range(len(groups)))
     assert all(info.capacity_blocks is None for info in devices)  # they share one
+    (numbers,) = state.measured.values()
+    assert numbers.values == {
+        Measure.CAPACITY_BLOCKS: 14 + 10 * len(groups) - 1, Measure.RUNNING_MOST: 8, Measure.STEP_TOKENS_MOST: 256,
+    }
+
+
+def test_the_limits_of_the_engine_and_of_its_host_tier(make: Make) -> None:
+    watch = watching(make(offloading(60), blocks=40, running=5).tap)
+    state = watch.leader.state
+    assert [state.capacity_of(pool) for pool in state.pools if pool.info.source] == [39, 60]
+    (numbers,) = state.measured.values()
+    assert (numbers.values[Measure.RUNNING_MOST], numbers.values[Measure.STEP_TOKENS_MOST]) == (5, 256)
 
 
 @pytest.mark.parametrize("groups", [("window",), ("window", "window")], ids=str)

@@ -52,8 +52,8 @@ class RequestLru:
         """Keys that are offered and not resident, with the rank that they will have."""
         self._uses: dict[int, _Use] = {}
         """Live request to what it has used."""
-        self._ended: list[int] = []
-        """Requests that ended since an iteration was formed."""
+        self._ended: list[tuple[int, str]] = []
+        """Requests that ended since an iteration was formed, with their names."""
         self._due: list[tuple[int, int]] = []
         """Keys that the ends of requests use, each with its rank. Copies of the last iteration come before them."""
         self._offers: dict[int, tuple[int, ...]] = {}
@@ -106,14 +106,16 @@ class RequestLru:
             if ranks is self._rank:
                 self._push(key, rank)
 
-    def finished(self, owner: int) -> None:
+    def finished(self, owner: int, name: str = "") -> None:
         """A request has ended."""
         if owner in self._uses:
-            self._ended.append(owner)
+            self._ended.append((owner, name))
 
-    def formed(self) -> None:
-        """An iteration was formed: behind its uses those of the requests that ended before it."""
-        for owner in self._ended:
+    def formed(self, order: Sequence[str] = ()) -> None:
+        """An iteration was formed: behind its uses those of the requests that ended before it, in this order of names,
+        then in that of their ends."""
+        place = {name: at for at, name in enumerate(order)}
+        for owner, _ in sorted(self._ended, key=lambda one: place.get(one[1], len(place))):
             seen = self._uses.pop(owner).seen
             for key in sorted(seen, key=seen.__getitem__, reverse=True):
                 self._next += 1
@@ -190,7 +192,7 @@ class RequestLru:
             "coming": sorted([key, *rank] for key, rank in self._coming.items()),
             "uses": [[owner, use.number, use.next, sorted(use.seen.items())] for owner, use in self._uses.items()],
             "offers": sorted([key, *offer] for key, offer in self._offers.items()),
-            "ended": self._ended[:], "due": [list(one) for one in self._due], "next": self._next,
+            "ended": [list(one) for one in self._ended], "due": [list(one) for one in self._due], "next": self._next,
         }
 
     def restore(self, exported: Any) -> None:
@@ -204,5 +206,5 @@ class RequestLru:
             for owner, number, first, seen in exported["uses"]
         }
         self._offers = {key: tuple(offer) for key, *offer in exported["offers"]}
-        self._ended, self._next = list(exported["ended"]), exported["next"]
+        self._ended, self._next = [(owner, name) for owner, name in exported["ended"]], exported["next"]
         self._due = [(key, number) for key, number in exported["due"]]

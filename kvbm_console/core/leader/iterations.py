@@ -70,11 +70,11 @@ def iteration_scheduled(decider: Decider, s: st.IterationScheduled) -> Iteration
     if several:
         slots = _advance_beside_others(decider, s, last, slots)
     else:
-        decider.emit(ev.IterationAdvanced, last, s.count, s.running, s.waiting, slots, s.positions)
+        decider.emit(ev.IterationAdvanced, last, s.count, s.running, s.waiting, slots, s.positions, s.ended)
     for number in slots:
         if state.slots[number].state is _S.DECODING:
             decider.note_place(state.slots[number])
-    use_formed(decider, slots, s.positions)
+    use_formed(decider, slots, s.positions, s.ended)
     issued = decider.memory.issued
     if issued:
         decider.memory.issued = []
@@ -101,7 +101,7 @@ def _advance_beside_others(
     slots += tuple(slot.slot for slot in standing)
     decider.emit(
         ev.IterationAdvanced, last, s.count, s.running + len(others) - waiting, s.waiting + waiting, slots,
-        s.positions + positions,
+        s.positions + positions, s.ended,
     )
     decider.memory.iterations[s.source] = s.iteration + s.count - 1
     return slots

@@ -770,7 +770,9 @@ def _advance(decider: Decider, s: st.IterationScheduled) -> None:
         if position != expected:
             slots.append(slot.slot)
             positions.append(position)
-    decider.emit(ev.IterationAdvanced, last, s.count, s.running, s.waiting, tuple(slots), tuple(positions))
+    decider.emit(
+        ev.IterationAdvanced, last, s.count, s.running, s.waiting, tuple(slots), tuple(positions), s.ended
+    )
 
 
 def iteration_finished(decider: Decider, s: st.IterationFinished) -> None:

@@ -126,7 +126,7 @@ def end(decider: Decider, slot: SlotFacts, reason: FinishReason) -> FinishAnswer
         over = SlotState.FINISHING, SlotState.FINISHED
         idle = all(other is slot or other.state in over for other in decider.state.slots.values())
         for _, policy in request_policies(decider):
-            policy.finished(slot.slot)
+            policy.finished(slot.slot, slot.request)
             if idle:
                 policy.formed()  # vLLM forms an empty iteration when only ended requests are left
     elif decider.config.eviction.used_at_end:
@@ -142,8 +142,11 @@ def end(decider: Decider, slot: SlotFacts, reason: FinishReason) -> FinishAnswer
     return FinishAnswer(False)
 
 
-def use_formed(decider: Decider, slots: Sequence[int], positions: Sequence[int]) -> None:
-    """An iteration was formed, in which these slots compute their prompts up to these positions."""
+def use_formed(
+    decider: Decider, slots: Sequence[int], positions: Sequence[int], ended: Sequence[str] = ()
+) -> None:
+    """An iteration was formed, in which these slots compute their prompts up to these positions. ``ended`` is that of
+    ``IterationScheduled``."""
     if not decider.config.eviction.by_request:
         if decider.memory.used_at_end:
             _use_ended(decider)
@@ -161,7 +164,7 @@ def use_formed(decider: Decider, slots: Sequence[int], positions: Sequence[int])
             slot = decider.state.slots[number]
             low, high = copied_blocks(decider, slot)
             policy.offered(number, slot.hashes, low, min(high, position // decider.config.block_tokens), written)
-        policy.formed()
+        policy.formed(ended)
 
 
 def _use_ended(decider: Decider) -> None:

@@ -225,6 +225,8 @@ class Measure(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     MEASURE_HOST_USED_BLOCKS: _ClassVar[Measure]
     MEASURE_OFFLOADED_BLOCKS: _ClassVar[Measure]
     MEASURE_ONBOARDED_BLOCKS: _ClassVar[Measure]
+    MEASURE_RUNNING_MOST: _ClassVar[Measure]
+    MEASURE_STEP_TOKENS_MOST: _ClassVar[Measure]
 ROLE_UNSPECIFIED: Role
 ROLE_OBSERVE: Role
 ROLE_CONTROL: Role
@@ -377,6 +379,8 @@ MEASURE_HOST_CAPACITY_BLOCKS: Measure
 MEASURE_HOST_USED_BLOCKS: Measure
 MEASURE_OFFLOADED_BLOCKS: Measure
 MEASURE_ONBOARDED_BLOCKS: Measure
+MEASURE_RUNNING_MOST: Measure
+MEASURE_STEP_TOKENS_MOST: Measure
 ROLE_FIELD_NUMBER: _ClassVar[int]
 role: _descriptor.FieldDescriptor
 
@@ -1577,20 +1581,22 @@ class Event(_message.Message):
         batch: int
         def __init__(self, batch: _Optional[int] = ...) -> None: ...
     class IterationAdvanced(_message.Message):
-        __slots__ = ("iteration", "count", "running", "waiting", "slots", "positions")
+        __slots__ = ("iteration", "count", "running", "waiting", "slots", "positions", "ended")
         ITERATION_FIELD_NUMBER: _ClassVar[int]
         COUNT_FIELD_NUMBER: _ClassVar[int]
         RUNNING_FIELD_NUMBER: _ClassVar[int]
         WAITING_FIELD_NUMBER: _ClassVar[int]
         SLOTS_FIELD_NUMBER: _ClassVar[int]
         POSITIONS_FIELD_NUMBER: _ClassVar[int]
+        ENDED_FIELD_NUMBER: _ClassVar[int]
         iteration: int
         count: int
         running: int
         waiting: int
         slots: _containers.RepeatedScalarFieldContainer[int]
         positions: _containers.RepeatedScalarFieldContainer[int]
-        def __init__(self, iteration: _Optional[int] = ..., count: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., slots: _Optional[_Iterable[int]] = ..., positions: _Optional[_Iterable[int]] = ...) -> None: ...
+        ended: _containers.RepeatedScalarFieldContainer[str]
+        def __init__(self, iteration: _Optional[int] = ..., count: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., slots: _Optional[_Iterable[int]] = ..., positions: _Optional[_Iterable[int]] = ..., ended: _Optional[_Iterable[str]] = ...) -> None: ...
     class PrefixScored(_message.Message):
         __slots__ = ("slot", "prompt_blocks", "hits", "again_tiers", "again_within_ns", "again_blocks")
         SLOT_FIELD_NUMBER: _ClassVar[int]
@@ -2136,7 +2142,7 @@ class Stimulus(_message.Message):
         passed_hashes: bytes
         def __init__(self, request: _Optional[str] = ..., block_ids: _Optional[bytes] = ..., external_tokens: _Optional[int] = ..., awaits_start: _Optional[bool] = ..., found: _Optional[_Iterable[int]] = ..., hashes: _Optional[bytes] = ..., passed_blocks: _Optional[int] = ..., passed_hashes: _Optional[bytes] = ...) -> None: ...
     class IterationScheduled(_message.Message):
-        __slots__ = ("iteration", "count", "new", "resumed", "preempted", "skipped", "unskipped", "first_tokens", "progressed", "positions", "appended", "appended_counts", "appended_ids", "running", "waiting")
+        __slots__ = ("iteration", "count", "new", "resumed", "preempted", "skipped", "unskipped", "first_tokens", "progressed", "positions", "appended", "appended_counts", "appended_ids", "running", "waiting", "ended")
         ITERATION_FIELD_NUMBER: _ClassVar[int]
         COUNT_FIELD_NUMBER: _ClassVar[int]
         NEW_FIELD_NUMBER: _ClassVar[int]
@@ -2152,6 +2158,7 @@ class Stimulus(_message.Message):
         APPENDED_IDS_FIELD_NUMBER: _ClassVar[int]
         RUNNING_FIELD_NUMBER: _ClassVar[int]
         WAITING_FIELD_NUMBER: _ClassVar[int]
+        ENDED_FIELD_NUMBER: _ClassVar[int]
         iteration: int
         count: int
         new: _containers.RepeatedScalarFieldContainer[str]
@@ -2167,7 +2174,8 @@ class Stimulus(_message.Message):
         appended_ids: bytes
         running: int
         waiting: int
-        def __init__(self, iteration: _Optional[int] = ..., count: _Optional[int] = ..., new: _Optional[_Iterable[str]] = ..., resumed: _Optional[_Iterable[str]] = ..., preempted: _Optional[_Iterable[str]] = ..., skipped: _Optional[_Iterable[str]] = ..., unskipped: _Optional[_Iterable[str]] = ..., first_tokens: _Optional[_Iterable[str]] = ..., progressed: _Optional[_Iterable[str]] = ..., positions: _Optional[_Iterable[int]] = ..., appended: _Optional[_Iterable[str]] = ..., appended_counts: _Optional[_Iterable[int]] = ..., appended_ids: _Optional[bytes] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ...) -> None: ...
+        ended: _containers.RepeatedScalarFieldContainer[str]
+        def __init__(self, iteration: _Optional[int] = ..., count: _Optional[int] = ..., new: _Optional[_Iterable[str]] = ..., resumed: _Optional[_Iterable[str]] = ..., preempted: _Optional[_Iterable[str]] = ..., skipped: _Optional[_Iterable[str]] = ..., unskipped: _Optional[_Iterable[str]] = ..., first_tokens: _Optional[_Iterable[str]] = ..., progressed: _Optional[_Iterable[str]] = ..., positions: _Optional[_Iterable[int]] = ..., appended: _Optional[_Iterable[str]] = ..., appended_counts: _Optional[_Iterable[int]] = ..., appended_ids: _Optional[bytes] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., ended: _Optional[_Iterable[str]] = ...) -> None: ...
     class IterationFinished(_message.Message):
         __slots__ = ("iteration", "requests", "counts", "block_ids", "hashes")
         ITERATION_FIELD_NUMBER: _ClassVar[int]

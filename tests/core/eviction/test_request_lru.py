@@ -38,6 +38,21 @@ def test_the_end_of_a_request_uses_its_blocks_behind_the_iteration_that_follows(
     assert order(lru) == [20, 11, 10]
 
 
+def test_requests_that_end_together_are_used_in_the_order_that_is_told() -> None:
+    for told, last in ((), 20), (("b", "a"), 10):
+        lru = RequestLru()
+        stored(lru, 1, [10])
+        stored(lru, 2, [20])
+        stored(lru, 3, [30])
+        lru.finished(1, "a")
+        lru.finished(2, "b")
+        lru.finished(3, "c")
+        lru.formed(told)
+        lru.begin()
+        assert order(lru)[-1] == 30
+        assert order(lru)[-2] == last
+
+
 def test_a_request_that_stores_blocks_anew_gives_them_the_rank_of_its_first_use() -> None:
     """It was preempted, and the tier gave its blocks up meanwhile."""
     lru = RequestLru()

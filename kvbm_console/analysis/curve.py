@@ -31,14 +31,18 @@ class CurveFold(Visitor):
     def points(self, state: CacheState) -> Mapping[tuple[Tier, float], SampledRate]:
         """Tier and scale to the hit rate of one LRU cache as large as the nearer tiers and this one at that scale.
 
-        Pools of event streams are left out, because a stream names no request.
+        Pools of event streams are left out, because a stream names no request. The host tier of a tapped engine, whose
+        blocks a stream names too, is not.
         """
+        tapped = {pool.info.source for pool in state.pools if pool.info.authority is Authority.OBSERVED}
         points: dict[tuple[Tier, float], SampledRate] = {}
         nearer = 0
         for tier in Tier:
             pools = state.counted([
                 pool for pool in state.pools
-                if pool.info.tier is tier and pool.info.authority is not Authority.STREAM
+                if pool.info.tier is tier and (
+                    pool.info.authority is not Authority.STREAM or (tier is not Tier.G1 and pool.info.source in tapped)
+                )
             ])
             capacities = [state.capacity_of(pool) for pool in pools]
             if None in capacities:

@@ -5,6 +5,7 @@ Law of this file: the exact curve is read from the events that the daemon publis
 
 from collections.abc import Iterable
 
+import msgspec
 import pytest
 
 from kvbm_console.analysis.curve import SCALES, CurveFold
@@ -26,6 +27,7 @@ from tests.metrics.test_exposition import Samples, page, parse
 from tests.metrics.test_lint_watch import Followed
 from tests.planning.test_recorded import Taking
 from tests.server.daemons import daemon_at, published
+from tests.tap.kept import run_of
 
 NAME = "kvbm_lru_hit_ratio"
 SAMPLES = TIER = 600
@@ -144,3 +146,15 @@ def test_a_capacity_that_is_not_known_and_all_further_ones_have_no_rate() -> Non
     for tier, capacity in ((Tier.G1, 8), (Tier.G2, None), (Tier.G3, 64)):
         other.handle(PoolDeclared(0, 0, 1, None, 0, 0, tier, "memory", capacity, 16, Authority.OBSERVED))
     assert {tier for tier, _ in fold.points(other.state)} == {Tier.G1}
+
+
+def test_the_host_tier_of_a_tapped_engine_has_points_if_its_capacity_is_known() -> None:
+    run = run_of("chats")
+    for known in (False, True):
+        fold, state = CurveFold(), CacheState()
+        watch = LintFold([], [fold])
+        for event in run.all_events:
+            left_out = isinstance(event, ev.EngineMeasured) and not known
+            watch.apply(state, msgspec.structs.replace(event, measures=(), values=()) if left_out else event)
+        tiers = {tier for tier, _ in fold.points(state)}
+        assert tiers == ({Tier.G1, Tier.G2} if known else {Tier.G1})

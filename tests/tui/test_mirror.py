@@ -7,12 +7,15 @@ import pytest
 from kvbm_console.analysis.lives import MOVES_MAX, STORY_MAX
 from kvbm_console.analysis.waits import pinned
 from kvbm_console.core import events as ev
-from kvbm_console.core.ids import Route, SlotState, Tier
+from kvbm_console.core.columns import pack_hashes
+from kvbm_console.core.ids import Authority, Measure, Route, SlotState, Tier
 from kvbm_console.core.snapshots import digest
 from kvbm_console.core.state import CacheState
 from kvbm_console.recording.reader import Recording
 from kvbm_console.stream.feed import Disconnected, EventsArrived, GapSeen, SnapshotTaken
+from tests.tui.desks import desk_of, everything, screen
 from tests.tui.script import BLOCK, MS, S, Script, connected, opening, story
+from tui.keys import press
 from tui.model.history import HISTORY, LOG_MAX, PAST_MAX
 from tui.model.mirror import Mirror
 from tui.model.waits import sentences, waits_for
@@ -234,3 +237,21 @@ def test_tokens_are_counted_from_prefills_and_decodes() -> None:
 def test_every_kind_of_history_is_an_event() -> None:
     assert all(issubclass(kind, ev.Event) for kind in HISTORY)
     assert Tier.G1 in {pool.info.tier for pool in story().state.pools}
+
+
+def test_the_capacity_of_a_tapped_host_tier_is_the_one_that_the_tap_tells() -> None:
+    """Its blocks come with an event stream, which tells no capacity."""
+    script = Script()
+    script.emit(ev.PoolKnown, 0, 1, 0, 0, Tier.G2, "CPU", None, BLOCK, Authority.STREAM)
+    script.emit(ev.PoolKnown, 1, 1, 0, 0, Tier.G1, "GPU", 64, BLOCK, Authority.OBSERVED)
+    script.emit(ev.EngineMeasured, 1, (Measure.HOST_CAPACITY_BLOCKS, Measure.RUNNING_MOST), (400, 16))
+    script.emit(ev.BlocksSeen, 0, pack_hashes(range(1, 101)), b"", False)
+    script.run("chat.1")
+    desk = desk_of(script)
+    (line,) = [line for line in screen(desk) if line.startswith(" G2 CPU")]
+    assert "25 %" in line
+    assert "100/400" in line
+    press(desk, "6")
+    tiers = everything(desk, 120, 50)
+    assert "at most 16 running" in tiers
+    assert "G2 CPU               100/400" in tiers

@@ -325,7 +325,7 @@ class Mirror(History):
             return
         flows = self.flows
         for pool in self.state.pools:
-            capacity = pool.info.capacity_blocks
+            capacity = self.state.capacity_of(pool)
             if capacity:
                 flows.occupancy[pool.info.pool].set(at_ns, pool.resident_blocks / capacity)
         asked, hits = flows.hit_shares(at_ns)

@@ -126,8 +126,9 @@ def tracks(
     flows = desk.mirror.flows
     for pool in sorted(desk.mirror.facts.pools, key=lambda pool: (pool.info.tier, pool.info.pool)):
         gauge = flows.occupancy.get(pool.info.pool)
-        if gauge is not None and pool.info.capacity_blocks:
-            used = pool.resident_blocks * 100 // pool.info.capacity_blocks
+        capacity = desk.mirror.facts.capacity_of(pool)
+        if gauge is not None and capacity:
+            used = pool.resident_blocks * 100 // capacity
             tier = pool.info.tier.name
             shown.append((f"{tier} used", f"{used} %", level_cells(gauge, window), 1.0, tier.lower()))
     now = flows.hit_rate.last(1)[0]

@@ -240,9 +240,9 @@ def _kept_by(desk: Desk, blocks: int | None) -> str:
     if blocks is None:
         return UNKNOWN
     about = "~" if desk.mirror.fates.curve.share < 1 else ""
-    sizes, total = [], 0
+    sizes, total, facts = [], 0, desk.mirror.facts
     for tier in Tier:
-        own = sum(pool.info.capacity_blocks or 0 for pool in desk.mirror.facts.pools if pool.info.tier is tier)
+        own = sum(facts.capacity_of(pool) or 0 for pool in facts.pools if pool.info.tier is tier)
         total += own
         if own:
             sizes.append((total, tier))

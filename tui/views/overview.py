@@ -84,7 +84,7 @@ def tiers_section(desk: Desk, state: CacheState, width: int, *, trends: bool = T
 
 def _tier_line(desk: Desk, state: CacheState, pool: PoolFacts, bar: int, spark: int) -> Line:
     flows, now, tier = desk.mirror.flows, desk.now_ns, pool.info.tier
-    capacity, resident = pool.info.capacity_blocks, pool.resident_blocks
+    capacity, resident = state.capacity_of(pool), pool.resident_blocks
     end = 11 + bar
     over, doubt = state.has_ended(pool.info.source), uncertain(state, pool.info.source)
     row = Row().put(" ").put(pool_name(pool, state), "stale" if over else "text").to(11)

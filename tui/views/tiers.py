@@ -115,7 +115,7 @@ class Tiers(View):
     def _pool(
         self, desk: Desk, state: CacheState, pool: PoolFacts, width: int, rows: int, *, low: bool
     ) -> list[Line]:
-        capacity = pool.info.capacity_blocks
+        capacity = state.capacity_of(pool)
         places = max(1, pool.capacity)
         cells = (width - 2) * rows
         per_cell = max(1, -(-places // cells))
@@ -282,8 +282,9 @@ def occupancy_charts(desk: Desk, pools: list[PoolFacts], width: int, number: int
     for index, pool in enumerate(pools[:number]):
         gauge = desk.mirror.flows.occupancy.get(pool.info.pool)
         values: list[float | None] = gauge.last(600) if gauge is not None else [None] * 600
-        chart = bars.chart(f"{pool.info.tier.name} OCCUPANCY", percent(pool.resident_blocks, pool.info.capacity_blocks),
-                           values, desk.known_s, rows, pitch - 11, desk.glyphs, pool.info.tier.name.lower())
+        used = percent(pool.resident_blocks, desk.mirror.facts.capacity_of(pool))
+        chart = bars.chart(f"{pool.info.tier.name} OCCUPANCY", used, values, desk.known_s, rows, pitch - 11,
+                           desk.glyphs, pool.info.tier.name.lower())
         lines = beside(lines, chart, index * pitch)
     return lines
 

@@ -88,7 +88,7 @@ def points_of(desk: Desk, state: CacheState) -> list[_Point]:
     """A point for each tier whose capacity is known, near tiers first."""
     curve, total, points = desk.mirror.fates.curve, 0, []
     for tier in Tier:
-        own = sum(pool.info.capacity_blocks or 0 for pool in state.living(state.pools) if pool.info.tier is tier)
+        own = sum(state.capacity_of(pool) or 0 for pool in state.living(state.pools) if pool.info.tier is tier)
         total += own
         here, doubled = curve.at(total), curve.at(total + own)
         if own and here is not None and doubled is not None:

@@ -255,12 +255,15 @@ def _engine_words(engine: "EngineInfo") -> str:
 
 
 def _report_lines(report: "VerifyReport") -> list[str]:
+    from kvbm_console.analysis.lints.lint import plural
+
     lines = [
-        f"folded {number(report.events)} events through {number(report.keyframes)} keyframes with "
-        f"{number(report.audits)} audits, reran {number(report.stimuli)} stimuli",
+        f"folded {plural(report.events, 'event')} through {plural(report.keyframes, 'keyframe')} with "
+        f"{plural(report.audits, 'audit')}, reran {number(report.stimuli)} stimuli",
     ]
     if report.gaps:
-        lines.append(f"{number(report.missing)} events are missing in {number(report.gaps)} gaps")
+        are = "is" if report.missing == 1 else "are"
+        lines.append(f"{plural(report.missing, 'event')} {are} missing in {plural(report.gaps, 'gap')}")
     if report.not_folded or report.not_rerun:
         lines.append(
             f"not compared, for want of a keyframe: {number(report.not_folded)} events, "
@@ -279,6 +282,8 @@ def _report_lines(report: "VerifyReport") -> list[str]:
 
 
 def _recovered_line(segment: "Recovered") -> str:
+    from kvbm_console.analysis.lints.lint import plural
+
     what = {
         "whole": "is whole",
         "truncated": f"ends behind event {number(segment.next_seq - 1)}; {number(segment.torn_bytes)} torn bytes were "
@@ -286,8 +291,8 @@ def _recovered_line(segment: "Recovered") -> str:
         "removed": "was empty, or sealed already, and is gone",
         "busy": "is being written or sealed",
         "set_aside": "has a damaged header; it stays beside the recording as .damaged",
-        "salvaged": f"was salvaged up to event {number(segment.next_seq - 1)} with {len(segment.gaps)} gaps: "
-        + ", ".join(f"{number(gap.count)} events, {number(gap.bytes)} bytes" for gap in segment.gaps),
+        "salvaged": f"was salvaged up to event {number(segment.next_seq - 1)} with {plural(len(segment.gaps), 'gap')}: "
+        + ", ".join(f"{plural(gap.count, 'event')}, {number(gap.bytes)} bytes" for gap in segment.gaps),
     }
     return f"{segment.path.name}  {what.get(segment.outcome, segment.outcome)}"
 

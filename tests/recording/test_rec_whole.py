@@ -146,3 +146,9 @@ def test_a_recording_that_was_stopped_and_started_again_is_whole_with_a_gap(tmp_
 
 def test_one_file_of_a_directory_is_whole_by_itself(run: Path) -> None:
     assert verify(segments(run)[0]).ok
+
+
+def test_one_of_a_kind_is_told_in_the_singular() -> None:
+    recordings = Path(__file__).resolve().parents[2] / "recordings"
+    done = CliRunner().invoke(cli, ["rec", "verify", str(recordings / "gap.mcap")])
+    assert "46 events are missing in 1 gap\n" in done.output

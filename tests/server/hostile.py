@@ -19,6 +19,7 @@ from kvbm_console.core.ids import (
     Authority,
     CandidateStatus,
     FinishReason,
+    Measure,
     Note,
     ResetMode,
     Site,
@@ -242,6 +243,7 @@ FIELDS: Final[dict[str, Draw]] = {
     "iteration": lambda liar, told: liar.iteration,
     "count": lambda liar, told: liar.one(1, 1, 1, 1, 2, 3, 0),
     "new": _requests, "resumed": _few_requests, "preempted": _few_requests, "skipped": _few_requests,
+    "measures": lambda liar, told: liar.some(lambda liar: liar.one(*Measure)),
     "unskipped": _few_requests, "ended": _few_requests, "first_tokens": _few_requests, "progressed": _requests,
     "positions": _positions,
     "appended": _few_requests,
@@ -306,6 +308,9 @@ OF_KIND: Final[dict[tuple[type[st.Stimulus], str], Draw]] = {
     (st.IterationFinished, "block_ids"): _finished_ids,
     (st.IterationFinished, "hashes"): _finished_hashes,
     (st.TransferFailed, "failed"): lambda liar, told: liar.ids(),
+    (st.MeasuresReported, "values"): lambda liar, told: tuple(
+        liar.one(0, 1, 400, -1) for _ in range(len(told["measures"]) + liar.one(0, 0, 1))
+    ),
     (st.MismatchReported, "hashes"): lambda liar, told: liar.hashes(liar.one(1, 1, 0, 2)),
 }
 """Fields that one kind draws otherwise."""

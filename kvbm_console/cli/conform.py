@@ -97,7 +97,7 @@ async def _hear(
     def messages() -> int:
         return sum(checker.messages for checker in _checkers(hearings).values())
 
-    context = new_context()
+    context = new_context(len(hearings))
     try:
         for hearing in hearings:
             hearing.open(context)

@@ -231,7 +231,7 @@ async def _capture(
         listener = Listener(out if len(publishers) == 1 else out / f"rank{publisher.dp_rank}")
         listeners.append(listener)
         sources.append(source_of(publisher, _always(listener), on_frame=listener.writer.write))
-    context = new_context()
+    context = new_context(len(sources))
     try:
         for source in sources:
             source.open(context)

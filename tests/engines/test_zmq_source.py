@@ -6,6 +6,7 @@ Law of this file: nothing sleeps; it waits until the follower has told its strea
 import asyncio
 import itertools
 import json
+import resource
 import socket
 import subprocess
 import sys
@@ -642,3 +643,21 @@ async def test_a_follower_that_fails_is_told_and_follows_again(
         (row,) = [row for row in document["parts"] if row["part"].startswith("publisher")]
         assert (row["healthy"], row["ended"], row["restarted"]) == (True, 1, 1)
         assert row["why"] == "RuntimeError: a bug of ours"
+
+
+@pytest.mark.asyncio
+async def test_hundreds_of_publishers_are_followed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More than libzmq and a process have sockets for by themselves."""
+    publishers = [Publisher(endpoint=f"tcp://127.0.0.1:{port}", topic="kv") for port in range(1, 401)]
+    streams = Streams(publishers, House().dispatcher, itertools.count(SOURCE).__next__)
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1_024, before[1]))
+    try:
+        streams.open()
+        streams.close()
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (2_512, before[1])
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (1_024, 1_500))
+    with pytest.raises(UsageError, match=r"400 publishers need 2,000 open files.* may have 1,500: .*--shard"):
+        streams.open()

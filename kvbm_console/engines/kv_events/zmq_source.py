@@ -10,6 +10,7 @@ its loss. The silence or nonsense of a publisher does not touch another publishe
 
 import asyncio
 import contextlib
+import resource
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from functools import partial
@@ -74,11 +75,30 @@ SEQ_BYTES: Final = 8
 AWAY_S: Final = 2.0
 """A publisher that is away for longer is reported. Broken connections come back within a tenth of a second."""
 PROBE_S: Final = 1.0
+PUBLISHER_FILES: Final = 5
+"""Open files of a publisher: its socket, two ends of a monitor, a connection, and a replay."""
+OTHER_FILES: Final = 512
+"""Open files beside those of publishers: clients, taps, segments."""
 
 
-def new_context() -> "zmq.asyncio.Context":
-    """A context that makes sockets; ``destroy(linger=0)`` closes all of them."""
-    return zmq.asyncio.Context()
+def new_context(publishers: int) -> "zmq.asyncio.Context":
+    """A context with sockets for so many publishers; ``destroy(linger=0)`` closes all of them.
+
+    Raises ``UsageError`` if the process may not have so many open files.
+    """
+    # An engine on many machines has more publishers than Linux allows files by default, and libzmq sockets.
+    least = PUBLISHER_FILES * publishers
+    soft, hard = (1 << 30 if limit < 0 else limit for limit in resource.getrlimit(resource.RLIMIT_NOFILE))
+    if hard < least:
+        raise UsageError(
+            f"{publishers:,} publishers need {least:,} open files, and this process may have {hard:,}: raise its limit "
+            "(ulimit -n), or follow a part of them (--shard)"
+        )
+    if soft < least + OTHER_FILES:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(least + OTHER_FILES, hard), hard))
+    context = zmq.asyncio.Context()
+    context.max_sockets = least + OTHER_FILES
+    return context
 
 
 class _Line:
@@ -584,7 +604,7 @@ class Streams:
 
     def open(self) -> None:
         """Connect or bind all publishers. Raises ``UsageError``."""
-        self._context = new_context()
+        self._context = new_context(len(self._publishers))
         try:
             for source in self.sources:
                 source.open(self._context)

@@ -9,11 +9,12 @@ from collections.abc import Sequence
 from kvbm_console.analysis.digest import Digest
 from kvbm_console.analysis.fleet import FINE, SHOWN_CHARS, WORDS, DaemonSummary, Located, Problem
 from kvbm_console.analysis.lints import Level
+from kvbm_console.analysis.lints.slots import HeldSlots
 from kvbm_console.core.ids import Tier, is_called
 from kvbm_console.service import LeaderService
 from kvbm_console.stream.document import tier_row
 
-from .lints import LintWatch
+from .lints import FINDINGS_MAX, LintWatch
 
 
 def summary_of(service: LeaderService, watch: LintWatch, program: str, name: str) -> DaemonSummary:
@@ -39,11 +40,14 @@ def _problems(service: LeaderService, watch: LintWatch, recorder: str | None) ->
     faults = [_problem(Level.FAULT, "part", "the daemon", text, "") for text in service.parts.warnings()]
     if recorder == "degraded":
         faults.append(_problem(Level.FAULT, "recorder", "the recorder", "events are not recorded", "the disk fails"))
-    found = [
+    holds = HeldSlots()  # from the facts of now: nothing of the past is needed
+    holds.resumed(service.state, None)
+    found = [*holds.now(service.state, service.at_ns), *(watch.findings if watch.turns else [])]
+    found.sort(key=lambda finding: (finding.level, finding.since_ns))
+    return faults + [
         _problem(finding.level, finding.lint, finding.who, finding.what, finding.because, finding.request)
-        for finding in watch.findings
+        for finding in found[:FINDINGS_MAX]
     ]
-    return [*faults, *(found if watch.turns else [])]
 
 
 def _problem(level: Level, lint: str, who: str, what: str, because: str, request: str | None = None) -> Problem:

@@ -12,9 +12,14 @@ import pytest
 
 from kvbm_console.analysis.digest import Digest, MissedFrom
 from kvbm_console.analysis.fleet import DaemonRow, DaemonSummary, Elsewhere, FleetReport, Located, Problem, report_of
+from kvbm_console.client import Client
 from kvbm_console.client.fleet import Fleet, FleetView, targets_of
+from kvbm_console.core import stimuli as st
+from kvbm_console.core.columns import pack_hashes
+from kvbm_console.core.config import BreakpointSpec
 from kvbm_console.core.errors import UsageError
-from kvbm_console.core.ids import Tier
+from kvbm_console.core.ids import SlotState, Tier
+from kvbm_console.stream.verbs import Disarm, SetBreakpoint
 from server import lints
 from server.daemon import Daemon
 from tests.server.daemons import daemon_at, published, socket_directory
@@ -73,6 +78,25 @@ async def test_a_fleet_is_the_sum_of_its_daemons_and_the_dead_keep_their_row() -
             assert row.summary is not None
             assert (row.stands, row.summary.digest.finished) == ("gone", 40), "the last that it told stays"
             assert row.silent_s > 0
+
+
+@pytest.mark.asyncio
+async def test_a_daemon_with_a_hold_stands_held_and_says_who_waits() -> None:
+    async with (
+        daemon_at() as daemon, Client(daemon.address) as client, client.control("me") as me,
+        Fleet([daemon.address]) as fleet,
+    ):
+        assert (await fleet.look()).stands["held"] == 0
+        await me.ask(SetBreakpoint(BreakpointSpec(to_state=SlotState.INITIALIZED)))
+        for name in ("one", "two"):
+            daemon.service.dispatcher.submit_from(1, None, st.RequestArrived, name, pack_hashes([1]), 20, 1, 0, None)
+        row, = (await fleet.first_look()).rows
+        assert row.summary is not None
+        assert (row.stands, row.summary.holds) == ("held", 2)
+        assert [(each.level, each.request) for each in row.summary.problems] == [("held", "one"), ("held", "two")]
+        assert "at breakpoint 1; resumes by itself" in row.summary.problems[0].because
+        await me.ask(Disarm())
+        assert (await fleet.look()).stands["fine"] == 1
 
 
 @pytest.mark.asyncio

@@ -1,10 +1,10 @@
 """The screen of a fleet: a cell for each daemon, those that need a person by name, and the prefixes that miss.
 
-    FLEET  1,204 daemons   3 fault  1 gone  1,200 fine      hit 61.2 %  first token p50 120 ms  p99 1.31 s
+    FLEET  1,204   ▲ 3 fault  × 1 gone  ■ 1,200 fine        hit 61 %  first token p50 120 ms  p99 1.31 s
     REUSE  held 71 %  captured 61 %  delivered 61 %
-    ■■■▲□□□□□□□□□□□□□□□□□□□□□□□□□□□□□□□□□□□□□□□□□□□□□□□□□□□□□□□□□□□□□□□□□□
+    ▲▲▲×■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■
     DAEMON            STANDS   HIT      G1     G2   SLOTS  NEEDS YOU
-    prod-17           fault   12.0 %  98 %   100 %     41  rank 3 has not reported a copy for 40 s
+    prod-17           fault    12 %   98 %  100 %      41  rank 3  has not reported a copy for 40 s
     MISSES FROM BLOCK  BLOCKS REQUESTS WHY      LIES AT
     a3f1...            41,202       97 evicted  prod-3 G2, prod-9 G2
 
@@ -38,11 +38,13 @@ ROLES = {"fault": "fault", GONE: "fault", "held": "held", "caution": "caution", 
 GLYPHS = {"fault": "▲", GONE: "×", "held": "◆", "caution": "△", "fine": "■"}
 ASCII_GLYPHS = {"fault": "!", GONE: "x", "held": "H", "caution": "?", "fine": "."}
 MISSING_ROWS = 6
+MISSING_SHARE = 8
+"""Reciprocal of the share of a low screen that missing prefixes take."""
 REUSE_HEIGHT = 12
 """Lower screens have no line for the reuse."""
 OTHER_ROWS = 8
-"""Rows that the head, the foot and a few daemons of the list need. Cells take half of the others. Where there are more
-daemons than cells, a cell stands for several of them and shows the worst."""
+"""Rows that the head, the foot and a few daemons of the list need. Cells take a quarter of the others. Where there are
+more daemons than cells, a cell stands for several of them and shows the worst."""
 
 
 class FleetDesk:
@@ -53,6 +55,8 @@ class FleetDesk:
         self.glyphs = ASCII_GLYPHS if ascii_only else GLYPHS
         self.at = 0
         """Index of the selected daemon among those shown."""
+        self._follows = ""
+        """Target of the selected daemon, empty where the first is selected, whichever that is."""
         self.search: str | None = None
         """The text that narrows the list; None while nothing is searched."""
         self.typing = False
@@ -69,6 +73,13 @@ class FleetDesk:
         rows = [] if self.report is None else self.report.rows
         text = (self.search or "").lower()
         return [row for row in rows if row.target in self.lives_on or text in _searched(row)] if text else rows
+
+    def take(self, report: FleetReport) -> None:
+        """Show a newer report. A daemon that was selected stays so wherever it stands now."""
+        self.report = report
+        places = [row.target for row in self.rows]
+        if self._follows in places:
+            self.at = places.index(self._follows)
 
     @property
     def selected(self) -> DaemonRow | None:
@@ -87,7 +98,8 @@ class FleetDesk:
             self.search = None
             self.lives_on = {}
         elif key == "/":
-            self.typing, self.search, self.at = True, "", 0
+            self.typing, self.search = True, ""
+            self._go(0)
         elif key == "enter":
             return "open" if self.selected is not None else None
         else:
@@ -99,19 +111,24 @@ class FleetDesk:
         if key in ("enter", "escape"):
             self.typing = False
             self.search = self.search or None if key == "enter" else None
-            self.at = 0
+            self._go(0)
             return "find" if self.search else None
         if key == "backspace":
             self.search = (self.search or "")[:-1]
         elif len(key) == 1:
             self.search = (self.search or "") + key
-        self.at = 0
+        self._go(0)
         return None
 
     def _move(self, key: str) -> None:
         steps = {"up": -1, "k": -1, "down": 1, "j": 1, "pageup": -20, "pagedown": 20, "home": -10**6, "end": 10**6,
                  "g": -10**6, "G": 10**6}
-        self.at = max(0, min(self.at + steps.get(key, 0), len(self.rows) - 1))
+        self._go(self.at + steps.get(key, 0))
+
+    def _go(self, at: int) -> None:
+        rows = self.rows
+        self.at = max(0, min(at, len(rows) - 1))
+        self._follows = rows[self.at].target if self.at else ""
 
     def draw(self, width: int, height: int) -> list[Line]:
         """The whole screen."""
@@ -119,17 +136,31 @@ class FleetDesk:
         if report is None:
             return fit([Pen().put(" FLEET", "title").put("   asking the daemons", "muted").line("bar", width)], height)
         reuse = [_reuse(report, width)] if height >= REUSE_HEIGHT else []
-        lines = [_head(report, width), *reuse, *self._cells(width, height), BLANK]
-        missing = _missing(report, width) if height >= 16 else []
+        lines = [self._head(report, width), *reuse, *self._cells(width, height), BLANK]
+        missing = _missing(report, width, min(MISSING_ROWS, height // MISSING_SHARE)) if height >= 16 else []
         lines += self._list(width, max(3, height - len(lines) - len(missing) - 1))
         lines = [*fit([*lines, *missing], height - 1), self._foot(width)]
         return lines[-height:]
+
+    def _head(self, report: FleetReport, width: int) -> Line:
+        """The number of daemons by how they stand, each with the glyph of its cells, and the sum of their figures."""
+        digest = report.digest
+        pen = Pen().put(" FLEET", "title").put(f"   {count(len(report.rows))}  ", "strong")
+        for word, number in report.stands.items():
+            if number:
+                pen.put(f" {self.glyphs[word]} {count(number)} {word}", ROLES[word]).put(" ")
+        first = digest.first_token
+        right = (f"hit {percent(sum(digest.hits), digest.prompt_blocks)}   first token p50 "
+                 f"{spoken(first.quantile(0.5))}   p99 {spoken(first.quantile(0.99))} ")
+        if pen.x + 2 + len(right) <= width:
+            pen.right(right, width, "text")
+        return pen.line("bar", width)
 
     def _cells(self, width: int, height: int) -> list[Line]:
         """A cell for each daemon in the order of the list; a cell stands for several where there are too many."""
         assert self.report is not None
         rows = self.report.rows
-        room = max(1, (height - OTHER_ROWS) // 2) * (width - 2)
+        room = max(1, (height - OTHER_ROWS) // 4) * (width - 2)
         each = -(-len(rows) // room) if rows else 1
         shown = [rows[at] for at in range(0, len(rows), each)]  # sorted by need: the first of each cell is the worst
         lines = []
@@ -199,20 +230,6 @@ def _searched(row: DaemonRow) -> str:
     return " ".join([row.name, row.target, row.stands, row.error, *problems]).lower()
 
 
-def _head(report: FleetReport, width: int) -> Line:
-    digest = report.digest
-    pen = Pen().put(" FLEET", "title").put(f"   {count(len(report.rows))}  ", "strong")
-    for word, number in report.stands.items():
-        if number:
-            pen.put(f" {count(number)} {word}", ROLES[word]).put(" ")
-    first = digest.first_token
-    right = (f"hit {percent(sum(digest.hits), digest.prompt_blocks)}   first token p50 {spoken(first.quantile(0.5))}   "
-             f"p99 {spoken(first.quantile(0.99))} ")
-    if pen.x + 2 + len(right) <= width:
-        pen.right(right, width, "text")
-    return pen.line("bar", width)
-
-
 def _reuse(report: FleetReport, width: int) -> Line:
     """The reuse that the fleet held, that routing captured, and that engines delivered."""
     reuse, of = report.reuse, report.digest.prompt_blocks
@@ -242,23 +259,23 @@ def _daemon(row: DaemonRow, columns: Columns, width: int, ground: str, lives: st
         for title, end in columns.ends.items():
             held = title == "HOLDS" and summary.holds
             pen.right(cells.get(title, ""), end, "held" if held else "text")
-    text, role = (lives, "strong") if lives else _need(row)
-    pen.to(columns.text).put(cut(text, max(1, width - columns.text - 1)), role)
+    text, role, more = (lives, "strong", "") if lives else _need(row)
+    pen.to(columns.text).put(cut(text, max(1, width - columns.text - 1 - len(more))), role).put(more, role)
     return pen.line(ground, width)
 
 
-def _need(row: DaemonRow) -> tuple[str, str]:
-    """The reason why a daemon needs a person."""
+def _need(row: DaemonRow) -> tuple[str, str, str]:
+    """The reason why a daemon needs a person, its role, and the number of further reasons."""
     summary = row.summary
     if row.error:
         since = f"silent for {spoken(int(row.silent_s * 1e9))}: " if summary is not None else ""
-        return since + plain(row.error), "fault"
+        return since + plain(row.error), "fault", ""
     if summary is None or not summary.problems:
         passed = summary.passed_over if summary is not None else 0
-        return (f"{count(passed)} events passed over" if passed else ""), "muted"
+        return (f"{count(passed)} events passed over" if passed else ""), "muted", ""
     worst = summary.problems[0]
     more = f"  +{len(summary.problems) - 1}" if len(summary.problems) > 1 else ""
-    return f"{plain(worst.who)}  {plain(worst.what)}{more}", ROLES[worst.level]
+    return "  ".join(map(plain, filter(None, (worst.who, worst.what, worst.because)))), ROLES[worst.level], more
 
 
 def _elsewhere(row: DaemonRow) -> str:
@@ -268,14 +285,14 @@ def _elsewhere(row: DaemonRow) -> str:
     return ""
 
 
-def _missing(report: FleetReport, width: int) -> list[Line]:
-    """The prefixes that miss most, and where their first missing block lies."""
+def _missing(report: FleetReport, width: int, most: int) -> list[Line]:
+    """The ``most`` prefixes that miss most, and where their first missing block lies."""
     if not report.missing:
         return []
     names = {row.target: plain(row.name) for row in report.rows}
     head = Pen().put(" MISSES FROM BLOCK", "faint").right("BLOCKS", 31, "faint").right("REQUESTS", 41, "faint")
     lines = [BLANK, head.to(43).put("WHY", "faint").to(58).put("LIES AT", "faint").line("bar", width)]
-    for each in report.missing[:MISSING_ROWS]:
+    for each in report.missing[:most]:
         pen = Pen().put(" ").put(each.hash).right(count(each.missed.blocks), 31).right(count(each.missed.requests), 41)
         places = ", ".join(f"{names[target]} {' '.join(tiers).upper()}" for target, tiers in each.lies_at.items())
         pen.to(43).put(cut(each.missed.why.replace("_", " "), 14), "muted").to(58)
@@ -290,11 +307,13 @@ class FleetApp(App[DaemonRow]):
     ENABLE_COMMAND_PALETTE = False
     CSS = "Screen { layout: vertical; overflow: hidden; } Canvas { width: 100%; height: 100%; }"
 
-    def __init__(self, fleet: FleetView, *, theme: str = "dark", ascii_only: bool = False) -> None:
+    def __init__(
+        self, fleet: FleetView, desk: FleetDesk | None = None, *, theme: str = "dark", ascii_only: bool = False
+    ) -> None:
         self.look = Theme(theme)
         super().__init__(ansi_color=not self.look.rich)
         self.fleet = fleet
-        self.desk = FleetDesk(ascii_only=ascii_only)
+        self.desk = desk or FleetDesk(ascii_only=ascii_only)
         self.canvas = Canvas(self.look, ascii_only=ascii_only)
         self.looks = 0
         """Rounds of questions so far."""
@@ -309,12 +328,14 @@ class FleetApp(App[DaemonRow]):
         """Ask, and draw."""
         self.screen.styles.background = self.look.background or "ansi_default"
         self._task = asyncio.get_running_loop().create_task(self._ask(), name="fleet")
+        if self.desk.search:
+            self._find(self.desk.search)
         self.redraw()
 
     async def _ask(self) -> None:
         while True:
             began_s = time.thread_time()
-            self.desk.report = await self.fleet.look(len(self.fleet.rows) / SUMMED_A_SECOND)
+            self.desk.take(await self.fleet.look(len(self.fleet.rows) / SUMMED_A_SECOND))
             self.looks += 1
             self.redraw()
             await asyncio.sleep(max(ASK_EVERY_S, (SHARE - 1) * (time.thread_time() - began_s)))

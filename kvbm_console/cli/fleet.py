@@ -113,13 +113,14 @@ async def screen(fleet: "Callable[[], FleetView]") -> int:
     from kvbm_console.cli.ask import check_target
     from kvbm_console.cli.attach import console
     from tui.app import choose_ascii, choose_theme
-    from tui.fleet import FleetApp
+    from tui.fleet import FleetApp, FleetDesk
 
     theme, ascii_only = choose_theme(None, False), choose_ascii(False)
+    desk = FleetDesk(ascii_only=ascii_only)  # who comes back finds what was selected and searched
 
     while True:
         async with fleet() as asked:
-            row = await FleetApp(asked, theme=theme, ascii_only=ascii_only).run_async()
+            row = await FleetApp(asked, desk, theme=theme, ascii_only=ascii_only).run_async()
         if row is None:
             return 0
         opened: str | BrokerAddress = row.opens
@@ -293,5 +294,6 @@ def _cells(row: DaemonRow) -> tuple[str, ...]:
         return row.name, GONE, rate, "–", "–", "–", "–", "–", row.error
     fill = ["" if tier not in summary.tiers else _fill(*summary.tiers[tier]) for tier in ("g1", "g2", "g3")]
     worst = summary.problems[0] if summary.problems else None
-    why = row.error or ("" if worst is None else f"{worst.who} {worst.what}")
+    error = f"silent for {duration(round(row.silent_s * 1e9))}: {row.error}" if row.error else ""
+    why = error or ("" if worst is None else "  ".join(filter(None, (worst.who, worst.what, worst.because))))
     return row.name, row.stands, rate, *fill, number(sum(summary.slots.values())), number(summary.holds), why

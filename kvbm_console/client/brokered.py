@@ -103,7 +103,7 @@ class BrokeredFleet(FleetView):
         for name, row in self._of.items():
             row.silent_s = now_s - self._heard_s[name]
             if self._summaries is not None and row.silent_s > self._due_s[name] + OVERDUE_S:
-                row.error = "its summary is overdue"
+                row.error = "summary overdue"
         self.rows = list(self._of.values())
 
     async def find(self, hashes: Sequence[int], request: str = "") -> dict[str, list[Located]]:

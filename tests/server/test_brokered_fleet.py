@@ -141,7 +141,7 @@ async def test_a_daemon_that_died_keeps_its_row_and_its_age(
                 await seen(fleet, lambda: sum(row.stands == "gone" for row in fleet.rows) == 2)
                 await asyncio.sleep(0.2)
                 rows = {row.target: row for row in (await fleet.look()).rows}
-                assert (rows["dead"].summary, rows["dead"].error) == (dead.summary, "its summary is overdue")
+                assert (rows["dead"].summary, rows["dead"].error) == (dead.summary, "summary overdue")
                 assert rows["dead"].silent_s > 0.2
                 assert rows["strange"].error == OTHER_VERSION
                 assert rows["one"].stands != "gone"

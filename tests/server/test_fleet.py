@@ -179,7 +179,8 @@ def test_every_daemon_has_a_cell_and_the_list_reaches_all(size: tuple[int, int],
     assert len(lines) == size[1]
     assert max(line.width for line in lines) <= size[0]
     text = "\n".join(line.text for line in lines)
-    cells = sum(text.count(glyph) for glyph in desk.glyphs.values())
+    assert lines[0].text.split()[2:5] == ["▲", str(fleet_of(count).stands["fault"]), "fault"]
+    cells = sum("".join(line.text for line in lines[1:]).count(glyph) for glyph in desk.glyphs.values())
     told = next((int(line.split()[3]) for line in text.splitlines() if line.startswith(" a cell is")), 1)
     assert (cells - 1) * told < count <= cells * told, "the last cell may stand for fewer"
     if size[0] >= 80:
@@ -191,6 +192,53 @@ def test_every_daemon_has_a_cell_and_the_list_reaches_all(size: tuple[int, int],
         shown = [line for line in desk.draw(*size) if line.ground == "sel"]
         assert desk.at == at
         assert len(shown) == 1, "the selected daemon is on the screen"
+
+
+def test_a_selected_daemon_stays_selected_wherever_it_stands() -> None:
+    def report(*rates: int) -> FleetReport:
+        return report_of([
+            DaemonRow(f"prod-{at}", DaemonSummary("", "kvbm", "x", 1, 1, True, 0, digest=Digest(10, [rate, 0, 0, 0])))
+            for at, rate in enumerate(rates)
+        ])
+
+    desk = FleetDesk()
+    desk.take(report(1, 2, 3))
+    desk.press("down")
+    assert (desk.at, desk.selected and desk.selected.target) == (1, "prod-1")
+    desk.take(report(1, 4, 3))
+    assert (desk.at, desk.selected and desk.selected.target) == (2, "prod-1")
+    desk.press("home")
+    desk.take(report(5, 2, 3))
+    assert (desk.at, desk.selected and desk.selected.target) == (0, "prod-1"), "the first is whoever needs you most"
+    desk.press("end")
+    desk.take(report(5, 2))
+    assert desk.selected is not None
+
+
+def test_a_problem_is_told_with_its_reason_and_how_many_more_there_are() -> None:
+    problems = [Problem("caution", "never_loaded", "G2", "2,074 blocks stored", "0 blocks of them loaded")] * 2
+    desk = FleetDesk()
+    desk.take(report_of([DaemonRow("x", DaemonSummary("one", "kvbm", "x", 1, 1, True, 0, problems=problems))]))
+    for size in ((80, 24), (200, 60)):
+        line = next(line.text for line in desk.draw(*size) if " one " in line.text)
+        assert "G2  2,074 blocks stored" in line
+        assert ("0 blocks of them loaded" in line) == (size[0] == 200)
+        assert line.rstrip().endswith("  +1")
+
+
+@pytest.mark.asyncio
+async def test_who_comes_back_from_a_console_finds_what_was_searched_and_selected() -> None:
+    desk, targets = FleetDesk(), [f"unix:/nowhere/{at}.sock" for at in range(30)]
+    for keys in (("/", "1", "enter", "down"), ()):
+        async with Fleet(targets) as fleet:
+            app = FleetApp(fleet, desk)
+            async with app.run_test(size=(100, 30)) as pilot:
+                while not app.looks:
+                    await pilot.pause()
+                await pilot.press(*keys)
+                await pilot.press("enter")
+            assert app.return_value is not None
+            assert app.return_value.target == "unix:/nowhere/10.sock"
 
 
 @pytest.mark.asyncio

@@ -38,7 +38,7 @@ HIGH_WATER: Final = 1_000
 PASSED: Final = (
     "SUB", "PUB", "DEALER", "ROUTER", "RCVHWM", "SNDHWM", "MAXMSGSIZE", "TCP_KEEPALIVE", "TCP_KEEPALIVE_IDLE",
     "TCP_KEEPALIVE_INTVL", "TCP_KEEPALIVE_CNT", "IPV6", "RECONNECT_IVL_MAX", "SUBSCRIBE", "SRCFD", "ZMQError",
-    "EVENT_ACCEPTED", "EVENT_HANDSHAKE_SUCCEEDED", "EVENT_DISCONNECTED",
+    "Again", "DONTWAIT", "EVENT_ACCEPTED", "EVENT_HANDSHAKE_SUCCEEDED", "EVENT_DISCONNECTED",
 )
 
 
@@ -311,6 +311,11 @@ class Socket:
                 return talk.queue.popleft(), talk
         return None
 
+    def take(self) -> list[bytes] | None:
+        """The next message that is there."""
+        found = self._next()
+        return None if found is None else found[0]
+
     async def recv_multipart(self, copy: bool = True) -> list[Any]:
         """The next message; of a ROUTER with the number of its sender in front."""
         while (found := self._next()) is None:
@@ -353,6 +358,21 @@ class Socket:
         return (talk for talk in self.talks if talk.topics and not talk.over)
 
 
+class Shadow:
+    """As ``zmq.Socket.shadow``: the same socket, which never waits."""
+
+    def __init__(self, socket: Socket) -> None:
+        self._socket = socket
+
+    def recv_multipart(self, flags: int) -> list[bytes]:
+        """The next message. Raises ``Again`` if there is none."""
+        assert flags == zmq.DONTWAIT
+        found = self._socket.take()
+        if found is None:
+            raise zmq.Again
+        return found
+
+
 class Context:
     """As ``zmq.asyncio.Context``, of the process that makes it."""
 
@@ -381,4 +401,4 @@ class Context:
 def zmq_module(wires: Wires, running: Callable[[], Loop]) -> Namespace:
     """``zmq``, with ``zmq.asyncio``."""
     context = Namespace(None, {"Context": lambda: Context(wires, running())})
-    return Namespace(zmq, {"asyncio": context}, PASSED)
+    return Namespace(zmq, {"asyncio": context, "Socket": Namespace(None, {"shadow": Shadow})}, PASSED)

@@ -397,12 +397,17 @@ class ZmqSource:
         turn_ends = self._monotonic() + SLICE_S
         bound = self.publisher.bind
         connection = None
+        # The same socket without asyncio's futures, which took a quarter of the time of a batch.
+        plain: Any = zmq.Socket.shadow(sub)
         while True:
             if bound:
                 frames = await sub.recv_multipart(copy=False)
                 parts, connection = [frame.bytes for frame in frames], frames[-1].get(zmq.SRCFD)
             else:
-                parts = await sub.recv_multipart()
+                try:
+                    parts = plain.recv_multipart(zmq.DONTWAIT)
+                except zmq.Again:
+                    parts = await sub.recv_multipart()
             self.status.messages += 1
             if len(parts) != 3 or len(parts[1]) != SEQ_BYTES:
                 self.status.bad_messages += 1

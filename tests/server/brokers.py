@@ -3,6 +3,8 @@
 Law of this file: where no ``nats-server`` is installed, the test is skipped and says so.
 """
 
+import asyncio
+import contextlib
 import os
 import re
 import signal
@@ -93,3 +95,42 @@ def nats_server(place: Path, config: str = "") -> Iterator[NatsServer]:
         yield server
     finally:
         server.kill()
+
+
+class Partition:
+    """Forwards to a broker; while ``cut``, what either side sends is kept back, and no connection is closed."""
+
+    def __init__(self, server: NatsServer) -> None:
+        self.whole = asyncio.Event()
+        self.whole.set()
+        self._broker = server.address.split(":")
+        self._server: asyncio.Server | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def __aenter__(self) -> "Partition":
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._server is not None
+        self._server.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    @property
+    def address(self) -> str:
+        assert self._server is not None
+        return f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there, back = await asyncio.open_connection(*self._broker)
+        for source, target in ((reader, back), (there, writer)):
+            self._tasks.add(asyncio.create_task(self._forward(source, target)))
+
+    async def _forward(self, source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):
+            while data := await source.read(65_536):
+                await self.whole.wait()
+                target.write(data)
+        target.close()

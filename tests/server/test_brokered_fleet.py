@@ -5,7 +5,6 @@ reaches a daemon.
 """
 
 import asyncio
-import contextlib
 import signal
 import time
 from collections.abc import AsyncIterator, Callable
@@ -36,7 +35,7 @@ from kvbm_console.core.ids import Tier
 from kvbm_console.stream.feed import SnapshotTaken
 from server import publisher
 from server.daemon import Daemon
-from tests.server.brokers import nats_server
+from tests.server.brokers import Partition, nats_server
 from tests.server.daemons import ROOT, daemon_at, published
 
 LOAD = "multiturn:requests=40,sessions=6,system=64,turns=3"
@@ -221,45 +220,6 @@ async def test_a_daemon_goes_on_beside_a_broker_that_is_killed_frozen_and_restar
                 assert (await direct.first_look()).digest.finished == 40
             server.send(signal.SIGCONT)
             await seen(fleet, lambda: not fleet.rows[0].error)
-
-
-class Partition:
-    """Forwards to a broker; while ``cut``, what either side sends is kept back, and no connection is closed."""
-
-    def __init__(self, server: Any) -> None:
-        self.whole = asyncio.Event()
-        self.whole.set()
-        self._broker = server.address.split(":")
-        self._server: asyncio.Server | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
-
-    async def __aenter__(self) -> "Partition":
-        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        assert self._server is not None
-        self._server.close()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-
-    @property
-    def address(self) -> str:
-        assert self._server is not None
-        return f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
-
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        there, back = await asyncio.open_connection(*self._broker)
-        for source, target in ((reader, back), (there, writer)):
-            self._tasks.add(asyncio.create_task(self._forward(source, target)))
-
-    async def _forward(self, source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(OSError):
-            while data := await source.read(65_536):
-                await self.whole.wait()
-                target.write(data)
-        target.close()
 
 
 @pytest.mark.asyncio

@@ -26,7 +26,7 @@ from kvbm_console.stream.feed import Connected, Disconnected, EventsArrived, Hea
 from kvbm_console.stream.ring import Ring
 from server import event_publisher
 from server.daemon import Daemon
-from tests.server.brokers import NatsServer, nats_server
+from tests.server.brokers import NatsServer, Partition, nats_server
 from tests.server.daemons import Mirror, daemon_at, published
 
 LOAD = "multiturn:requests={},sessions=6,system=64,turns=3"
@@ -97,6 +97,58 @@ async def test_events_are_exact_through_a_broker_that_is_killed(tmp_path: Path, 
         later, facts = await read(address, keyframe)
         is_exact(daemon, later, facts)
         assert later.received < events.received, "who comes in the middle reads less"
+
+
+@pytest.mark.asyncio
+@pytest.mark.fault
+@pytest.mark.parametrize(
+    ("daemons", "kills", "requests"), [(2, 3, 20), pytest.param(16, 20, 60, marks=pytest.mark.slow)]
+)
+async def test_the_events_of_each_of_many_daemons_are_exact(
+    tmp_path: Path, daemons: int, kills: int, requests: int
+) -> None:
+    chance = random.Random(9)
+    with nats_server(tmp_path) as server:
+        address = at(server)
+        async with contextlib.AsyncExitStack() as stack:
+            many = [
+                await stack.enter_async_context(daemon_at(
+                    LOAD.format(requests), target=f"prod-{number}", fleet=address, fleet_events=True, speed=4.0
+                )) for number in range(daemons)
+            ]
+            for _ in range(kills):
+                await asyncio.sleep(chance.uniform(0, 0.3))
+                server.kill()
+                await asyncio.sleep(chance.uniform(0, 0.1))
+                server.start()
+            for daemon in many:
+                await published(daemon, lambda daemon=daemon: sum(daemon.service.state.totals.finished) == requests)  # type: ignore[misc]
+        for number, daemon in enumerate(many):
+            events, mirror = await read(address, name=f"prod-{number}")
+            is_exact(daemon, events, mirror)
+            assert events.lost == 0
+
+
+@pytest.mark.asyncio
+@pytest.mark.fault
+async def test_what_a_partition_kept_back_comes_late_and_changes_nothing(tmp_path: Path) -> None:
+    """Messages of the connection that was given up arrive beside those of the new one."""
+    with nats_server(tmp_path) as server:
+        async with Partition(server) as between:
+            cut = broker_address(f"nats://{between.address}", "fleet")
+            async with daemon_at(LOAD.format(400), target="one", fleet=cut, fleet_events=True, speed=20.0) as daemon:
+                mine = events_of(daemon)
+                await published(daemon, lambda: daemon.service.state.seq > 200)
+                while not mine.resent:
+                    between.whole.clear()
+                    while not mine._trouble:  # noqa: ASYNC110  nothing tells
+                        await asyncio.sleep(0.01)
+                    between.whole.set()
+                    while mine._trouble:  # noqa: ASYNC110
+                        await asyncio.sleep(0.01)
+        events, mirror = await read(at(server))
+        is_exact(daemon, events, mirror)
+        assert events.lost == 0
 
 
 @pytest.mark.asyncio

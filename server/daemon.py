@@ -28,6 +28,7 @@ from msgspec.structs import replace
 
 from kvbm_console.core.stimuli import DeadlinePassed, Disarmed
 from kvbm_console.debug.leases import WallDeadlines
+from kvbm_console.engines.kv_events.address import names_of
 from kvbm_console.extras import need
 from kvbm_console.hosts import HostProcesses
 from kvbm_console.metrics.collect import collect, scrape_of
@@ -286,7 +287,7 @@ class Daemon:
 
     def _target(self) -> str:
         workload = self.options.workload
-        streams = ", ".join(publisher.label for publisher in self.options.publishers)
+        streams = names_of(self.options.publishers)
         return self.options.target or (workload.name if workload is not None else streams or "engines by feed")
 
     def _server(self) -> tuple[grpc.aio.Server, ConsoleServicer, Any]:

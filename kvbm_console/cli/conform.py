@@ -90,6 +90,7 @@ async def _hear(
     from kvbm_console.cli.streams import ended_by_signal, find_publishers, until_over
     from kvbm_console.engines.conformance.hearing import Hearing
     from kvbm_console.engines.conformance.rules import RuleChecker
+    from kvbm_console.engines.kv_events.address import names_of
     from kvbm_console.engines.kv_events.zmq_source import new_context
 
     hearings = [Hearing(publisher, lambda: RuleChecker(capacity)) for publisher in find_publishers(address)]
@@ -101,7 +102,7 @@ async def _hear(
     try:
         for hearing in hearings:
             hearing.open(context)
-        warn(f"hearing {', '.join(hearing.publisher.label for hearing in hearings)}; ctrl-c ends it")
+        warn(f"hearing {names_of([hearing.publisher for hearing in hearings])}; ctrl-c ends it")
         async with anyio.create_task_group() as group, ended_by_signal() as stopped:
             for hearing in hearings:
                 group.start_soon(hearing.run)

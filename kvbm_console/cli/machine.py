@@ -124,7 +124,9 @@ def machine_line(options: "DaemonOptions") -> str:
     """Capacities, geometry and step model, for the start-up line."""
     config, engine = options.config, options.engine
     if options.publishers:
-        return f"following the KV events of {', '.join(publisher.label for publisher in options.publishers)}"
+        from kvbm_console.engines.kv_events.address import names_of
+
+        return f"following the KV events of {names_of(options.publishers)}"
     tiers = f"G2 {config.g2_blocks:,}, G3 {config.g3_blocks:,} blocks of {config.block_tokens} tokens"
     thrash = f"thrash window {duration(config.thrash_window_ns)}"
     if engine is None:

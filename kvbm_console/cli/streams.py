@@ -222,6 +222,7 @@ async def _capture(
 ) -> "list[Listener]":
     import anyio
 
+    from kvbm_console.engines.kv_events.address import names_of
     from kvbm_console.engines.kv_events.capture import Listener
     from kvbm_console.engines.kv_events.zmq_source import new_context, source_of
 
@@ -238,7 +239,7 @@ async def _capture(
         async with anyio.create_task_group() as group, ended_by_signal() as stopped:
             for source in sources:
                 group.start_soon(source.run)
-            warn(f"capturing {', '.join(publisher.label for publisher in publishers)} to {out}; ctrl-c ends it")
+            warn(f"capturing {names_of(publishers)} to {out}; ctrl-c ends it")
             await until_over(
                 stopped, seconds,
                 lambda: batches is not None and sum(listener.writer.frames for listener in listeners) >= batches,

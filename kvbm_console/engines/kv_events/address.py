@@ -6,6 +6,7 @@ are ports of the same host, or HOST:PORT.
 Law of this file: a text that is no address is refused with one sentence that names the wrong part.
 """
 
+from collections.abc import Sequence
 from typing import Final
 from urllib.parse import parse_qsl, urlsplit
 
@@ -17,6 +18,8 @@ RANKS_MAX: Final = 64
 """Publishers of one address: data-parallel ranks of one engine."""
 TOPIC_BYTES_MAX: Final = 256
 PORT_MAX: Final = 65_535
+NAMED_MAX: Final = 3
+"""Publishers that a line names."""
 WILDCARDS: Final = frozenset({"*", "0.0.0.0", "::"})
 """Hosts that a server binds to. In an address of ours they mean that we bind and the engine connects."""
 _KEYS: Final = frozenset({"replay", "topic", "ranks", "bind", "metrics"})
@@ -87,6 +90,17 @@ def parse_publishers(text: str) -> list[Publisher]:
         )
         for rank in range(ranks)
     ]
+
+
+def names_of(publishers: Sequence[Publisher]) -> str:
+    """Publishers in a few words: the first of them, and how many others.
+
+    >>> names_of(parse_publishers("zmq://gpu7:5557?ranks=64"))
+    'gpu7:5557, gpu7:5558, gpu7:5559 and 61 others'
+    """
+    shown = publishers if len(publishers) <= NAMED_MAX + 1 else publishers[:NAMED_MAX]
+    more = f" and {len(publishers) - len(shown):,} others" if len(publishers) > len(shown) else ""
+    return ", ".join(publisher.label for publisher in shown) + more
 
 
 def _lmcache(rest: str, text: str) -> Publisher:

@@ -35,7 +35,7 @@ RESIDENT: Final = STEPS // 2 * BLOCKS
 TICK_S: Final = 0.002
 SETTLE_S: Final = 1.0
 """A subscription follows the handshake."""
-WAIT_S: Final = 60.0
+WAIT_S: Final = 300.0
 FULL: Final = 2_048
 """Publishers of the report."""
 
@@ -114,6 +114,12 @@ def _until(target: str, condition: Any) -> dict[str, Any]:
     return _status(target)
 
 
+def _most_mb(process: "subprocess.Popen[Any]") -> float:
+    """The most memory of a process so far."""
+    text = Path(f"/proc/{process.pid}/status").read_text()
+    return int(text.partition("VmHWM:")[2].split()[0]) / 1e3
+
+
 def _busy_s(process: "subprocess.Popen[Any]") -> float:
     """Seconds of processor so far."""
     fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
@@ -155,6 +161,7 @@ def measure(count: int, rate: float, seconds: float, shards: int, place: Path) -
             busy_s, batches = _busy_s(daemon) - earlier, told["sent"] / shards
             each_us = 1e6 * busy_s / batches
             print(f"shard {shard}/{shards}: {batches / took_s:,.0f} batches a second, {busy_s / took_s:.0%} of a core, "
+                  f"{_most_mb(daemon):,.0f} MB, "
                   f"{each_us:.1f} us of processor a batch; {FULL:,} publishers at {rate:g} a second need "
                   f"{FULL * rate * each_us / 1e6:.1f} such cores", flush=True)
         return kept

@@ -8,6 +8,7 @@ import itertools
 import json
 import resource
 import socket
+import statistics
 import subprocess
 import sys
 import time
@@ -15,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import zmq.asyncio
 
@@ -643,6 +645,67 @@ async def test_a_follower_that_fails_is_told_and_follows_again(
         (row,) = [row for row in document["parts"] if row["part"].startswith("publisher")]
         assert (row["healthy"], row["ended"], row["restarted"]) == (True, 1, 1)
         assert row["why"] == "RuntimeError: a bug of ours"
+
+
+@pytest.mark.asyncio
+async def test_many_publishers_together_leave_the_loop_its_turns() -> None:
+    """Each has more messages than a turn can take."""
+    house, publishers = House(snapshots=False, check=False), []
+    context = zmq_source.new_context(200)
+    pubs = [zmq.Socket.shadow(context.socket(zmq.PUB)) for _ in range(100)]
+    for pub in pubs:
+        pub.set_hwm(0)
+        port = pub.bind_to_random_port("tcp://127.0.0.1")
+        publishers.append(Publisher(endpoint=f"tcp://127.0.0.1:{port}"))
+    streams = Streams(publishers, house.dispatcher, itertools.count(SOURCE).__next__)
+    streams.open()
+    running = asyncio.ensure_future(streams.run())
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            while not all(source.status.connected for source in streams.sources):  # noqa: ASYNC110  nothing tells
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(0.1)  # a subscription follows the handshake
+            payload = msgspec.msgpack.encode([1.0, [stored(1, 2), removed(1), removed(2)], 0])
+            for number in range(200):
+                for pub in pubs:
+                    pub.send_multipart([b"kv", number.to_bytes(8, "big"), payload])
+            turns, began = [], time.thread_time()
+            while sum(source.status.messages for source in streams.sources) < 20_000:
+                await asyncio.sleep(0)
+                turns.append(time.thread_time() - began)
+                began += turns[-1]
+        assert statistics.median(turns) < 4 * zmq_source.TURN_S
+    finally:
+        running.cancel()
+        await asyncio.wait([running])
+        context.destroy(linger=0)
+
+
+def test_a_message_that_waits_takes_the_memory_of_its_bytes() -> None:
+    """Each comes alone, as those of an engine do, and nobody reads."""
+    context = zmq_source.new_context(1)
+    pub, sub = context.socket(zmq.PUB), context.socket(zmq.SUB)
+    seen = zmq.Socket.shadow(context.socket(zmq.SUB))
+    try:
+        port = pub.bind_to_random_port("tcp://127.0.0.1")
+        for each in (sub, seen):
+            zmq_source.subscribe(each, Publisher(endpoint=f"tcp://127.0.0.1:{port}"))
+        plain = zmq.Socket.shadow(pub)
+        while not seen.poll(10):
+            plain.send(b"begin")
+        before = _resident_bytes()
+        for number in range(3_000):
+            plain.send_multipart([b"kv", number.to_bytes(8, "big"), bytes(600)])
+            while seen.recv_multipart()[1:2] != [number.to_bytes(8, "big")]:
+                pass
+        assert _resident_bytes() - before < 3_000 * 3_000
+    finally:
+        seen.close(linger=0)
+        context.destroy(linger=0)
+
+
+def _resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
 @pytest.mark.asyncio

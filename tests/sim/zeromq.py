@@ -392,6 +392,9 @@ class Context:
         self._sockets.append(Socket(self, kind))
         return self._sockets[-1]
 
+    def set(self, option: int, value: int) -> None:
+        """An option that changes nothing here."""
+
     def destroy(self, linger: int | None = None) -> None:
         """Close every socket."""
         for socket in self._sockets:

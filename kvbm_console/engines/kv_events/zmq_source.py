@@ -68,7 +68,9 @@ PAUSE_MOST_S: Final = 2.0
 that publishes, and an engine waits while the queue of that thread is full. So replays take at most a fifth of that
 thread. A request names only its first batch, so a replay cannot be split into smaller pieces."""
 SLICE_S: Final = 0.002
-"""Time for messages before other tasks of the loop have their turn."""
+"""Time for messages of a publisher before other tasks of the loop have their turn."""
+TURN_S: Final = 0.02
+"""Time for the messages of all publishers in a turn of the loop. Questions need some turns for an answer."""
 END_MARKER: Final = b"\xff" * 8
 """The number -1 of 8 bytes, with which a replay ends; its payload is empty."""
 SEQ_BYTES: Final = 8
@@ -77,6 +79,9 @@ AWAY_S: Final = 2.0
 PROBE_S: Final = 1.0
 PUBLISHER_FILES: Final = 5
 """Open files of a publisher: its socket, two ends of a monitor, a connection, and a replay."""
+ZERO_COPY_RECV: Final = 10
+"""An option of libzmq's contexts without a name in pyzmq. With it each message that waits keeps the 8 KiB into which it
+was read, so a daemon without enough processor took 80 MB for a publisher instead of 10."""
 OTHER_FILES: Final = 512
 """Open files beside those of publishers: clients, taps, segments."""
 
@@ -98,6 +103,7 @@ def new_context(publishers: int) -> "zmq.asyncio.Context":
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(least + OTHER_FILES, hard), hard))
     context = zmq.asyncio.Context()
     context.max_sockets = least + OTHER_FILES
+    context.set(ZERO_COPY_RECV, 0)
     return context
 
 
@@ -195,7 +201,7 @@ class ZmqSource:
         self, publisher: Publisher, taker: Callable[[str], EventStream], *,
         on_frame: Callable[[CaptureFrame], None] | None = None,
         monotonic: Callable[[], float] = time.monotonic, wall: Callable[[], float] = time.time,
-        replay_idle_s: float = REPLAY_IDLE_S,
+        replay_idle_s: float = REPLAY_IDLE_S, slice_s: float = SLICE_S,
     ) -> None:
         self.publisher = publisher
         self.status = SourceStatus()
@@ -211,6 +217,7 @@ class ZmqSource:
         self._on_frame = on_frame
         self._monotonic, self._wall = monotonic, wall
         self._replay_idle_s = replay_idle_s
+        self._slice_s = slice_s
         self._no_replay_before = 0.0
         self._pause_until = 0.0
         self._connections: set[int] = set()
@@ -394,7 +401,7 @@ class ZmqSource:
         if self._may_replay():
             async with self._taking:
                 await self._catch_up(self._lines[b""])  # a quiet engine publishes nothing until its next step
-        turn_ends = self._monotonic() + SLICE_S
+        turn_ends = self._monotonic() + self._slice_s
         bound = self.publisher.bind
         connection = None
         # The same socket without asyncio's futures, which took a quarter of the time of a batch.
@@ -417,7 +424,7 @@ class ZmqSource:
                 await self._take(topic, int.from_bytes(number, "big"), payload, connection)
             if self._monotonic() >= turn_ends:
                 await asyncio.sleep(0)
-                turn_ends = self._monotonic() + SLICE_S
+                turn_ends = self._monotonic() + self._slice_s
 
     def _line_of(self, topic: bytes) -> _Line | None:
         """The line of a message, None when there are too many."""
@@ -476,13 +483,13 @@ class ZmqSource:
         if want > 0 and (replay.complete if first is None else first[0] == want - 1 and not taker.is_last(*first)):
             taker.restart()  # the message before is gone or has other bytes, so this is a new incarnation
             replay = await self._fetch(0)
-        turn_ends = self._monotonic() + SLICE_S
+        turn_ends = self._monotonic() + self._slice_s
         for seq, payload in replay.messages:
             if seq >= taker.next_seq:
                 self._hand_over(line, self.publisher.topic.encode(), seq, payload, replayed=True)
             if self._monotonic() >= turn_ends:
                 await asyncio.sleep(0)
-                turn_ends = self._monotonic() + SLICE_S
+                turn_ends = self._monotonic() + self._slice_s
         line.replayed = {seq: _digest(payload) for seq, payload in replay.messages}
 
     async def _fetch(self, start: int) -> _Replayed:
@@ -518,13 +525,16 @@ AnySource = ZmqSource | PullSource | LmcacheSource
 
 def source_of(
     publisher: Publisher, taker: Callable[[str], EventStream], *,
-    on_frame: Callable[[CaptureFrame], None] | None = None,
+    on_frame: Callable[[CaptureFrame], None] | None = None, beside: int = 1,
 ) -> AnySource:
-    """The source that follows an address."""
-    scheme = publisher.endpoint.partition(":")[0]
-    kind = {"http": PullSource, "https": PullSource, "grpc": LmcacheSource}.get(scheme, ZmqSource)
-    source: AnySource = kind(publisher, taker, on_frame=on_frame)
-    return source
+    """The source that follows an address, one of ``beside`` on this loop."""
+    match publisher.endpoint.partition(":")[0]:
+        case "http" | "https":
+            return PullSource(publisher, taker, on_frame=on_frame)
+        case "grpc":
+            return LmcacheSource(publisher, taker, on_frame=on_frame)
+        case _:
+            return ZmqSource(publisher, taker, on_frame=on_frame, slice_s=min(SLICE_S, TURN_S / beside))
 
 
 # --- all the publishers of a daemon ---
@@ -571,7 +581,7 @@ class Streams:
             self._dispatcher.submit(NoteReported, Note.ENGINE_SUMMARY, queue_note(source, publisher.queue_batches_max))
             return EventStream(self._dispatcher, source, dp_rank=publisher.dp_rank, label=label)
 
-        return source_of(publisher, taker)
+        return source_of(publisher, taker, beside=len(self._publishers))
 
     def _ranks(self, url: str) -> Iterator[ScrapedRank]:
         """The publishers that the metrics at ``url`` describe. Of engines that connect to us no rank is known."""

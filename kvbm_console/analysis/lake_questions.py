@@ -69,20 +69,20 @@ QUESTIONS: Final[dict[str, str]] = {
     "reuse": """
         with missed as (select engine, at_ns, miss_hash as hash, missed_blocks from lookups
                         where miss_hash is not null),
-             held as (select engine, hash, at_ns, sum(sum(if(op = 'stored', 1, -1)))
-                      over (partition by engine, hash order by at_ns) as places
-                      from blocks where hash in (select hash from missed) group by engine, hash, at_ns),
-             changed as (select engine, hash, at_ns, (places > 0)::int
-                         - coalesce(lag(places) over (partition by engine, hash order by at_ns) > 0, false)::int
-                         as change from held),
-             fleet as (select hash, at_ns, sum(sum(change)) over (partition by hash order by at_ns) as engines
-                       from changed where change <> 0 group by hash, at_ns),
+             moved as (select engine, hash, at_ns, sum(if(op = 'stored', 1, -1)) as change
+                       from blocks where hash in (select hash from missed) group by all),
+             placed as (select *, sum(change) over (partition by engine, hash order by at_ns) as places from moved),
+             held as materialized (select engine, hash, at_ns, places > 0 as holds from placed
+                                   where (places > 0) <> (places - change > 0)),
+             fleet as (select hash, at_ns, sum(sum(if(holds, 1, -1))) over (partition by hash order by at_ns)
+                       as engines from held group by hash, at_ns),
              held_by as (select missed.engine, missed_blocks, missed.hash, missed.at_ns, engines
-                         from missed asof join fleet on missed.hash = fleet.hash and missed.at_ns >= fleet.at_ns),
+                         from missed asof join fleet on missed.hash = fleet.hash and missed.at_ns >= fleet.at_ns
+                         where engines > 0),
              elsewhere as (select held_by.engine, sum(missed_blocks) as blocks
                            from held_by asof left join held on held_by.engine = held.engine
                            and held_by.hash = held.hash and held_by.at_ns >= held.at_ns
-                           where engines > coalesce(places > 0, false)::int group by all),
+                           where engines > coalesce(holds, false)::int group by all),
              scored as (select engine, sum(prompt_blocks) as prompt_blocks, sum(g1 + g2 + g3 + g4) as captured
                         from lookups group by engine),
              lost as (select engine, sum(lost_blocks) as blocks from requests group by engine),

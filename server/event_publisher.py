@@ -182,11 +182,12 @@ class EventPublisher:
                 self.keyframe = self._began_at
 
     def _failed(self, why: str) -> None:
-        if why != self._trouble:
+        if why != self._trouble and not self._service.broadcaster.closing:
             self._service.parts.troubled(PART, why)
         self._trouble = why
 
     def _works(self) -> None:
-        if self._trouble:
-            self._trouble = ""
+        """The broker takes messages. What is told of it when the service is closed would be an event behind the end."""
+        if self._trouble and not self._service.broadcaster.closing:
             self._service.parts.begun(PART)
+        self._trouble = ""

@@ -170,6 +170,30 @@ async def test_a_frozen_broker_costs_stated_events_and_the_daemon_nothing(tmp_pa
 
 @pytest.mark.asyncio
 @pytest.mark.fault
+async def test_a_broker_that_comes_back_while_the_daemon_ends_gets_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with nats_server(tmp_path) as server:
+        address = at(server)
+        async with daemon_at(LOAD.format(60), target="one", fleet=address, fleet_events=True, speed=None) as daemon:
+            await published(daemon, lambda: daemon.service.state.seq > 100)
+            server.send(signal.SIGSTOP)
+            await published(daemon, lambda: not daemon.service.parts.is_healthy(event_publisher.PART))
+            close = daemon.service.broadcaster.close
+
+            def closed() -> None:
+                """The last flush: what is told behind it reaches nobody where the loop has much to do."""
+                close()
+                monkeypatch.setattr(daemon.service.broadcaster, "flush", lambda: None)
+                server.send(signal.SIGCONT)
+
+            monkeypatch.setattr(daemon.service.broadcaster, "close", closed)
+        events, mirror = await read(address)
+        is_exact(daemon, events, mirror)
+
+
+@pytest.mark.asyncio
+@pytest.mark.fault
 async def test_a_broker_that_forgot_everything_gets_a_snapshot(tmp_path: Path) -> None:
     with nats_server(tmp_path) as server:
         address = at(server)

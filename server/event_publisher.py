@@ -2,8 +2,9 @@
 
 The messages are those of ``Subscribe``, each with its length, some of them together in one message of the broker. A
 reader of the ring sends them one after the other and waits for each to be stored: a second message in flight could
-overtake the first after a reconnect. The ring is the only queue. If the broker is away until the ring forgets, a
-``Gap`` and a snapshot follow. A snapshot stands in the stream every ``KEYFRAME_EVENTS``, and the summary tells where.
+overtake the first after a reconnect. The ring is the only queue. If the broker is away until the ring forgets, the
+events come from the recorder's files. Where these do not have them, a ``Gap`` and a snapshot follow. A snapshot stands
+in the stream every ``KEYFRAME_EVENTS``, and the summary tells where.
 
     snapshot at 0 | events 0..199 | events 200..431 | ... | snapshot at 100,004 | events 100,004.. | bye
 
@@ -24,6 +25,7 @@ from kvbm_console.stream.ring import Lost
 from kvbm_console.wire import frames
 from kvbm_console.wire.frames import varint
 
+from .past_events import PastEvents
 from .publisher import RETRY_S
 
 MESSAGE_BYTES: Final = 256 * 1024
@@ -58,6 +60,9 @@ class EventPublisher:
         """The stream that the last messages went to."""
         self._began_at = 0
         self._trouble = ""
+        self._missed: Lost | None = None
+        """Events that the ring has forgotten, and that come before all others."""
+        self._past = PastEvents(service)
         self._bye = False
         self._subscriber: Subscriber | None = None
         self._task: asyncio.Task[None] | None = None
@@ -79,7 +84,7 @@ class EventPublisher:
         service = self._service
         service.parts.known([PART])
         self._queue.clear()
-        self._next = service.snapshot()
+        self._missed, self._next = None, service.snapshot()
         self._subscriber = service.broadcaster.subscribe(self._next.seq, name="broker")
         try:
             while not (self._bye and not self._queue):
@@ -105,6 +110,9 @@ class EventPublisher:
                 self._works()
             if self._bye:
                 return
+            if self._missed is not None:
+                await self._make_up(self._subscriber, self._missed)
+                continue
             self._fill(self._subscriber)
             if not self._queue:
                 self._subscriber.beats = 0
@@ -134,10 +142,8 @@ class EventPublisher:
                 break
             if isinstance(item, Lost):
                 self._put(f"{first}", parts)
-                parts, self._next = [], service.go_on_from(cursor)
-                gap = frames.gap_frame(item.first, self._next.seq - 1, FELL_BEHIND)
-                self._put(f"{item.first}:gap", [gap])
-                break
+                self._missed = item
+                return
             parts.append(item)
             size += len(item)
         self._put(f"{first}", parts)
@@ -149,6 +155,23 @@ class EventPublisher:
         if not self._queue and service.broadcaster.closing and not service.ring.pending(cursor):
             self._bye = True
             self._put("bye", [frames.bye_frame(service.ring.next_seq - 1, "the daemon ended")])
+
+    async def _make_up(self, subscriber: Subscriber, missed: Lost) -> None:
+        """The next of the missed events, from the recorder's files; a gap with a snapshot if these do not have them."""
+        cursor = subscriber.cursor
+        parts, behind = await self._past.frames(missed.first, missed.last + 1, MESSAGE_BYTES)
+        if parts:
+            self._put(f"{missed.first}", parts)
+            cursor.lost -= behind - missed.first
+            cursor.received += behind - missed.first
+            self._missed = Lost(behind, missed.last) if behind <= missed.last else None
+            if self._next is not None and self._next.seq < cursor.position:
+                self._next = self._snapshot_of_now()
+            return
+        self._missed, self._next = None, self._service.go_on_from(cursor)
+        self._put(f"{missed.first}:gap", [frames.gap_frame(missed.first, self._next.seq - 1, FELL_BEHIND)])
+        self._put_snapshot(self._next)
+        self._next, self._since = None, cursor.position
 
     def _snapshot_of_now(self) -> Snapshot:
         service = self._service

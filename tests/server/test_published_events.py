@@ -170,6 +170,25 @@ async def test_a_frozen_broker_costs_stated_events_and_the_daemon_nothing(tmp_pa
 
 @pytest.mark.asyncio
 @pytest.mark.fault
+async def test_with_a_recorder_a_frozen_broker_costs_no_event(tmp_path: Path) -> None:
+    """The ring forgets ten times what it holds, and the recorder's files have it."""
+    with nats_server(tmp_path / "broker") as server:
+        address = at(server)
+        async with daemon_at(LOAD.format(120), target="one", fleet=address, fleet_events=True, speed=None,
+                             ring=Ring(events_max=512), record=tmp_path / "run") as daemon:
+            await published(daemon, lambda: daemon.service.state.seq > 100)
+            server.send(signal.SIGSTOP)
+            await published(daemon, lambda: sum(daemon.service.state.totals.finished) == 120)
+            assert daemon.service.ring.forgotten > 5_000
+            server.send(signal.SIGCONT)
+        events, mirror = await read(address)
+        is_exact(daemon, events, mirror)
+        assert events.lost == 0
+        assert not mirror.gaps
+
+
+@pytest.mark.asyncio
+@pytest.mark.fault
 async def test_a_broker_that_comes_back_while_the_daemon_ends_gets_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -39,7 +39,7 @@ async def memory(daemon: Daemon, files: Path, broker: str) -> Told:
 async def file(daemon: Daemon, files: Path, broker: str) -> Told:
     recorder = daemon.service.recorder
     assert recorder is not None
-    while recorder.status().written_seq < daemon.service.state.seq - 1:
+    while recorder.status().written_seq < daemon.service.state.seq - 1:  # noqa: ASYNC110
         await asyncio.sleep(0)
     recording = Recording.open(files)
     keyframe = recording.keyframe(recording.first_seq)

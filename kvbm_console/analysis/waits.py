@@ -1,7 +1,8 @@
 """The thing that a slot waits for, and the deadlock of an engine, both read from facts.
 
-A slot waits for the first of these that there is: a hold, its open copies, device blocks, the engine's schedule. So
-``waits_for`` gives one noun phrase, which the console's lists and the findings of ``doctor`` quote.
+A slot waits for the first of these that there is: a hold, its open copies, a seat, device blocks, the engine's
+schedule. An engine has as many seats as requests it runs at once, which a tap tells. So ``waits_for`` gives one noun
+phrase, which the console's lists and the findings of ``doctor`` quote.
 
 A request that waits for device blocks waits for the requests that hold them. A computing request or a running copy ends
 by itself. Without either, only the free blocks are left, so an engine whose first request wants more than these stands
@@ -15,7 +16,7 @@ from typing import Final
 
 import msgspec
 
-from kvbm_console.core.ids import Authority, Condition, SlotState, Tier
+from kvbm_console.core.ids import Authority, Condition, Measure, SlotState, Tier
 from kvbm_console.core.slots import CandidateFacts, OperationFacts, SlotFacts
 from kvbm_console.core.state import CacheState
 from kvbm_console.core.tiers import PoolFacts
@@ -116,6 +117,9 @@ def waits_for(state: CacheState, slot: SlotFacts, ranks: int = 0) -> str:
     if still is not None:
         blocks = blocks_text(still.wanted, still.free)
         return blocks if slot is still.head else f"{still.head.request}, which wants {blocks}"
+    seats = _full_seats(state, slot.source)
+    if seats is not None:
+        return f"a seat, all {seats:,} are taken"
     if slot.state is _S.ONBOARDING:
         return "next iteration"
     wanted = free_blocks(state, slot)
@@ -124,6 +128,16 @@ def waits_for(state: CacheState, slot: SlotFacts, ranks: int = 0) -> str:
     if slot.state is _S.ONBOARD_STAGED:
         return "device blocks"
     return "first scheduling" if slot.state is _S.INITIALIZED else "next scheduling"
+
+
+def _full_seats(state: CacheState, source: int) -> int | None:
+    """The requests that an engine runs at once, if it runs so many now; None if it does not, or nobody told."""
+    known = state.measured.get(source)
+    most = None if known is None else known.values.get(Measure.RUNNING_MOST)
+    if most is None:
+        return None
+    running = sum(slot.source == source and slot.state in WORKING for slot in state.slots.values())
+    return most if running >= most else None
 
 
 def copy_text(state: CacheState, candidate: CandidateFacts, ranks: int = 0) -> str:

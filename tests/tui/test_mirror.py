@@ -6,6 +6,7 @@ import pytest
 
 from kvbm_console.analysis.lives import MOVES_MAX, STORY_MAX
 from kvbm_console.analysis.waits import pinned
+from kvbm_console.analysis.waits import waits_for as waits_of
 from kvbm_console.core import events as ev
 from kvbm_console.core.columns import pack_hashes
 from kvbm_console.core.ids import Authority, Measure, Route, SlotState, Tier
@@ -237,6 +238,20 @@ def test_tokens_are_counted_from_prefills_and_decodes() -> None:
 def test_every_kind_of_history_is_an_event() -> None:
     assert all(issubclass(kind, ev.Event) for kind in HISTORY)
     assert Tier.G1 in {pool.info.tier for pool in story().state.pools}
+
+
+def test_a_request_waits_for_a_seat_while_the_engine_runs_as_many_as_it_may() -> None:
+    script = Script()
+    script.pools()
+    script.emit(ev.EngineMeasured, 1, (Measure.RUNNING_MOST,), (2,))
+    first = script.run("chat.1")
+    waiting = script.open("chat.2")
+    assert waits_of(script.state, script.state.slots[waiting]) == "first scheduling"
+    script.run("chat.3")
+    assert waits_of(script.state, script.state.slots[waiting]) == "a seat, all 2 are taken"
+    script.move(first, SlotState.PREEMPTED)
+    assert waits_of(script.state, script.state.slots[waiting]) == "first scheduling"
+    assert waits_of(script.state, script.state.slots[first]) == "next scheduling"
 
 
 def test_the_capacity_of_a_tapped_host_tier_is_the_one_that_the_tap_tells() -> None:

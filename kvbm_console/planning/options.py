@@ -125,7 +125,9 @@ class Geometry(msgspec.Struct, frozen=True):
         return cls(*(int(part) for part in parts))
 
 
-WITHOUT_FLAG: Final = ("patience_ns", "groups", "whole_sequences", "early_steps", "fenced_steps", "named_early")
+WITHOUT_FLAG: Final = (
+    "patience_ns", "groups", "whole_sequences", "early_steps", "fenced_steps", "named_early", "passes_at_end",
+)
 """Fields of ``EngineConfig`` that a recorded machine alone has."""
 
 

@@ -292,13 +292,17 @@ class _Life:
 
 
 class _Told:
-    """What engines told of their limits, and of the order of ends."""
+    """What engines told of their limits, and of the ends of requests."""
 
     def __init__(self) -> None:
         self.numbers: dict[int, dict[Measure, int]] = {}
         """Source to the numbers that it told last."""
         self.ends: dict[str, int] = {}
         """Requests that ended before the same step as others, to their number in the order of all ends."""
+        self.passed: dict[int, int] = {}
+        """Slot to the iteration behind which its window passed a block last."""
+        self.passes_at_end = False
+        """True if the window of a request passed a block when it ended."""
         self.seats: Counter[int] = Counter()
         """Running requests to the iterations in which others waited although a quarter of the device was free, and the
         prompt of the first of them fitted."""
@@ -560,6 +564,9 @@ class _Reading:
         life = self._live.get(event.slot)
         if event.why is ReleaseReason.PAST_WINDOW and life is not None:
             self._window_moved(life, len(unpack_ids(event.ids)))
+            self.told.passed[event.slot] = self.iteration
+        elif event.why is ReleaseReason.FINISHED:
+            self.told.passes_at_end |= self.told.passed.pop(event.slot, -1) == self.iteration
         for block in unpack_ids(event.ids):
             self._held[block] -= 1
             if self._held[block] <= 0:
@@ -826,6 +833,7 @@ class _Run:
         config = EngineConfig(
             g1_blocks=blocks, groups=self._groups(devices), whole_sequences=True, early_steps=self.reading.early,
             fenced_steps=self.reading.early and self.reading.fenced, named_early=self.reading.named_early,
+            passes_at_end=self.reading.told.passes_at_end,
             **self._limits(measured, told),
         )
         if len(config.groups) > 1 and any(below.values()):

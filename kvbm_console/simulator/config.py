@@ -49,6 +49,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     named_early: bool = False
     """True if blocks of a prompt carry their hashes as soon as an iteration is formed that computes them. A later
     request of the same iteration then finds them."""
+    passes_at_end: bool = False
+    """True if a request that ends gives back the blocks that its windows have passed before the others, because
+    a connector hears which blocks it has."""
 
     def __post_init__(self) -> None:
         for field in ("g1_blocks", "max_batch_tokens", "max_running", "max_waiting", "step_base_ns", "token_bytes"):

@@ -276,7 +276,7 @@ class Scheduler:
         False when it stands back or was preempted.
         """
         work = self.running[at]
-        self._pass(work)
+        self.pass_windows(work)
         need = self._blocks(work.computed + count) - len(work.blocks)
         if need <= 0:
             return True
@@ -308,7 +308,7 @@ class Scheduler:
         if isinstance(self.pool, SharedPool):
             self.port.shared(work.name, ids, removed=self.pool.take_lost())
 
-    def _pass(self, work: Work) -> None:
+    def pass_windows(self, work: Work) -> None:
         """Give back the blocks that the attention windows of a request have passed, before it takes others.
 
         A held request keeps them, because a copy of them may wait for its hold.
@@ -356,7 +356,7 @@ class Scheduler:
         They share the full blocks of the prompt. Each has a partial last block of its own.
         """
         work = self.running[at]
-        self._pass(work)
+        self.pass_windows(work)
         full = work.computed // self.block_tokens
         tail = len(work.blocks) - full
         ids = self._take(plan, at, tail * work.due * self.groups, now_ns)
@@ -447,7 +447,7 @@ class Scheduler:
             if work.fetched:
                 self._cache_fetched(work)
             count = min(work.left, budget)
-            self._pass(work)
+            self.pass_windows(work)
             need = self.groups * max(0, self._blocks(work.computed + count) - len(work.blocks))
             ids = self.pool.allocate(need)
             while ids is None and not (plan.steady or plan.tokens or plan.blocked or self._blocks_come_back()):

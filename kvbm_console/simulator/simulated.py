@@ -385,6 +385,8 @@ class SimulatedEngine:
 
     def _give_up(self, work: Work, reason: FinishReason) -> None:
         """Tell the end of a sequence that left the queues, and give its blocks back as soon as no copy reads them."""
+        if self.config.passes_at_end:
+            self.scheduler.pass_windows(work)
         held = work.held
         self._ends.append((work.request.end_number, work.name))
         self.scheduler.withhold(work.name, held)

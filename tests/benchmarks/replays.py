@@ -20,6 +20,7 @@ SHOWS: Final = {
     "offload": "48 places, 4 seats",
     "hybrid": "34 places, a second group of blocks",
     "window": "30 places, all layers see a window",
+    "passed": "40 places, 4 seats, all layers see a window",
     "below": "96 places, all layers see a window, a host tier of 100 blocks",
     "early": "36 places, asynchronous scheduling",
     "ahead": "42 places, asynchronous scheduling, a host tier of 60 blocks",

@@ -127,7 +127,7 @@ def windowed(machine: Machine, seed: int, groups: int = 1) -> Machine:
     engine = msgspec.structs.replace(
         machine.engine, groups=tuple(windows), g1_blocks=machine.engine.g1_blocks * groups,
         whole_sequences=seed % 2 == 0, early_steps=seed % 3 > 0, fenced_steps=seed % 3 > 1,
-        named_early=seed % 5 > 1,
+        named_early=seed % 5 > 1, passes_at_end=seed % 7 > 2,
     )
     leader = msgspec.structs.replace(
         machine.leader, lookup_window=windows[0] * (seed % 2), offload_window_only=seed % 4 == 1

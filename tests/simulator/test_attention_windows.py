@@ -165,7 +165,7 @@ def witness_of(seed: int, groups: int) -> Witness:
     early = dice.random() < 0.4
     config = msgspec.structs.replace(
         engine, groups=tuple(windows), whole_sequences=dice.random() < 0.5, early_steps=early,
-        fenced_steps=early and dice.random() < 0.5, named_early=dice.random() < 0.5,
+        fenced_steps=early and dice.random() < 0.5, named_early=dice.random() < 0.5, passes_at_end=dice.random() < 0.5,
     )
     least = max(config.most_held(one.prompt_tokens + one.output_tokens, block) for one in load.requests)
     if dice.random() < 0.7:  # else all requests fit at once

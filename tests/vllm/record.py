@@ -46,6 +46,7 @@ RUNS: Final[dict[str, Any]] = {
     ),
     "hybrid": (tap(), {"blocks": 34, "running": 8, "groups": ("full", "window")}, (7, 6, 3), 0.0),
     "window": (tap(), {"blocks": 30, "running": 8, "groups": ("window",)}, (8, 6, 3), 0.02),
+    "passed": (tap(), {"blocks": 40, "running": 4, "groups": ("window",)}, (5123, 6, 4), 0.0),
     "below": (tap(offloading(100)), {"blocks": 96, "running": 16, "groups": ("window",)}, (13, 24, 5), 0.0),
     "early": (tap(), {"blocks": 36, "running": 8, "scheduling": {"async_scheduling": True}}, (41, 6, 4), 0.0),
     "twins": (tap(), {"blocks": 40, "running": 8}, 42, 0.0),
@@ -60,7 +61,8 @@ abort before a step.
 
 ``trouble`` has loads that fail and are computed instead, preemptions and aborts; in ``refused`` a failed load ends its
 request; ``hybrid`` has a second group of blocks, of layers that see a window, and ``window`` has these alone;
-``below`` has them with a host tier; ``early`` forms a step before the result of the last one is known, and ``ahead``
+in ``passed`` the order in which a request that ends gives back its blocks decides what is lost next; ``below`` has such
+layers with a host tier; ``early`` forms a step before the result of the last one is known, and ``ahead``
 does with a host tier; in ``twins`` two requests with one prompt arrive in each step; in ``anew`` a preempted request
 stores blocks again that the host tier gave up; ``chats`` is large enough for a hit rate.
 """

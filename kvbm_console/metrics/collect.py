@@ -293,7 +293,9 @@ def _streams(scrape: Scrape) -> Iterator[Sample]:
         yield "kvbm_stream_last_batch_age_seconds", age_s, labels
         yield "kvbm_stream_uncertain", row.source in scrape.state.lost_sources, labels
         yield "kvbm_stream_ended", scrape.state.has_ended(row.source), labels
-        yield from _engine_numbers(scrape, row, labels)
+        if row.page is not None:
+            yield "kvbm_engine_scrape_failures_total", row.page.failures, labels
+        yield from _engine_numbers(scrape, row.source, labels)
         yield from _lives(scrape, row.source, labels)
 
 
@@ -311,11 +313,9 @@ _ENGINE_GAUGES: Final = (
 )
 
 
-def _engine_numbers(scrape: Scrape, row: Any, labels: Mapping[str, str]) -> Iterator[Sample]:
+def _engine_numbers(scrape: Scrape, source: int, labels: Mapping[str, str]) -> Iterator[Sample]:
     """The engine's own numbers as it told them last; unknown numbers are missing."""
-    known = scrape.state.measured.get(row.source)
-    if row.page is not None:
-        yield "kvbm_engine_scrape_failures_total", row.page.failures, labels
+    known = scrape.state.measured.get(source)
     for name, measure, unit in _ENGINE_GAUGES:
         if known is not None and measure in known.values:
             yield name, known.values[measure] / unit, labels
@@ -362,9 +362,11 @@ _TAP_COUNTERS: Final = (
 def _taps(scrape: Scrape) -> Iterator[Sample]:
     """Only a tap that compares bytes has the counters of ``sanitize``, and only one with a pool those of audits."""
     for row in scrape.taps:
+        labels = {"source": row["source"], "engine": row["name"]}
         for name, field, unit in _TAP_COUNTERS:
             if field in row:
-                yield name, row[field] / unit, {"source": row["source"], "engine": row["name"]}
+                yield name, row[field] / unit, labels
+        yield from _engine_numbers(scrape, int(row["source"]), labels)
 
 
 def _connectors(scrape: Scrape) -> Iterator[Sample]:

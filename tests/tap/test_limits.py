@@ -4,6 +4,8 @@ Law of this file: an unknown limit is absent, and a pool that several groups sha
 """
 
 from kvbm_console.core.ids import Measure, Tier
+from kvbm_console.metrics.collect import collect, scrape_of
+from kvbm_console.metrics.exposition import render
 from kvbm_console.tap.flatten import Flattener
 from kvbm_console.tap.recorder import TapRecorder
 from kvbm_console.tap.sender import TapSettings
@@ -32,6 +34,19 @@ def test_the_limits_of_an_engine_are_numbers_of_it() -> None:
         Measure.HOST_CAPACITY_BLOCKS: 400, Measure.RUNNING_MOST: 16, Measure.STEP_TOKENS_MOST: 8_192,
     }
     assert pools == [(Tier.G1, 64), (Tier.G2, 400)]
+
+
+def test_metrics_have_the_limits_of_a_tapped_engine() -> None:
+    watch = Watching(
+        TapRecorder(), Flattener(block_tokens=BLOCK), TapSettings("", "vllm", BLOCK, 64, medium="CPU", running_most=16)
+    )
+    (source,) = watch.leader.state.measured
+    taps = [{"source": str(source), "name": "vllm"}]
+    text = render(collect(scrape_of(
+        watch.leader, at_ns=0, subscribers=0, ring_bytes=0, recorder=None, streams=(), taps=taps
+    )))
+    assert f'kvbm_engine_running_most{{source="{source}",engine="vllm"}} 16\n' in text
+    assert "\nkvbm_engine_step_tokens_most{" not in text
 
 
 def test_unknown_limits_are_absent() -> None:

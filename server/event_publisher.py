@@ -114,7 +114,7 @@ class EventPublisher:
                 await self._make_up(self._subscriber, self._missed)
                 continue
             self._fill(self._subscriber)
-            if not self._queue:
+            if not self._queue and self._missed is None:
                 self._subscriber.beats = 0
                 await self._wait(broker, self._subscriber)
 
@@ -162,16 +162,13 @@ class EventPublisher:
         parts, behind = await self._past.frames(missed.first, missed.last + 1, MESSAGE_BYTES)
         if parts:
             self._put(f"{missed.first}", parts)
-            cursor.lost -= behind - missed.first
-            cursor.received += behind - missed.first
+            self._service.ring.made_up(cursor, behind - missed.first)
             self._missed = Lost(behind, missed.last) if behind <= missed.last else None
             if self._next is not None and self._next.seq < cursor.position:
                 self._next = self._snapshot_of_now()
             return
         self._missed, self._next = None, self._service.go_on_from(cursor)
         self._put(f"{missed.first}:gap", [frames.gap_frame(missed.first, self._next.seq - 1, FELL_BEHIND)])
-        self._put_snapshot(self._next)
-        self._next, self._since = None, cursor.position
 
     def _snapshot_of_now(self) -> Snapshot:
         service = self._service

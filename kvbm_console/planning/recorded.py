@@ -292,7 +292,7 @@ class _Life:
 
 
 class _Told:
-    """What engines told of their limits, and of the ends of requests."""
+    """The limits that engines told, and the ends of requests."""
 
     def __init__(self) -> None:
         self.numbers: dict[int, dict[Measure, int]] = {}

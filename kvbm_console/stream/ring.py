@@ -149,6 +149,11 @@ class Ring:
         cursor.position = position
         cursor._index = self._find(position)
 
+    def made_up(self, cursor: Cursor, count: int) -> None:
+        """So many events that the cursor lost came to its reader from elsewhere."""
+        cursor.lost -= count
+        cursor.received += count
+
     def data_since(self, position: int) -> list[bytes]:
         """The encoded batches from the chunk that holds ``position`` on."""
         return [batch_of(entry.frame) for entry in self._entries if entry.first_seq + entry.count > position]

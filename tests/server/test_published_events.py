@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import random
 import signal
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +61,17 @@ async def read(address: BrokerAddress, start: int | None = None, name: str = "on
         async for item in events.items():
             mirror.take(item)
     return events, mirror
+
+
+@contextlib.asynccontextmanager
+async def frozen_under(server: NatsServer, requests: int, **changes: Any) -> AsyncIterator[Daemon]:
+    """A daemon that has begun to publish, and whose broker stands still."""
+    async with daemon_at(
+        LOAD.format(requests), target="one", fleet=at(server), fleet_events=True, speed=None, **changes
+    ) as daemon:
+        await published(daemon, lambda: daemon.service.state.seq > 100)
+        server.send(signal.SIGSTOP)
+        yield daemon
 
 
 def is_exact(daemon: Daemon, events: PublishedEvents, mirror: Mirror) -> None:
@@ -155,14 +166,10 @@ async def test_what_a_partition_kept_back_comes_late_and_changes_nothing(tmp_pat
 @pytest.mark.fault
 async def test_a_frozen_broker_costs_stated_events_and_the_daemon_nothing(tmp_path: Path) -> None:
     with nats_server(tmp_path) as server:
-        address = at(server)
-        async with daemon_at(LOAD.format(60), target="one", fleet=address, fleet_events=True, speed=None,
-                             ring=Ring(events_max=512)) as daemon:
-            await published(daemon, lambda: daemon.service.state.seq > 100)
-            server.send(signal.SIGSTOP)
+        async with frozen_under(server, 60, ring=Ring(events_max=512)) as daemon:
             await published(daemon, lambda: sum(daemon.service.state.totals.finished) == 60)
             server.send(signal.SIGCONT)
-        events, mirror = await read(address)
+        events, mirror = await read(at(server))
         is_exact(daemon, events, mirror)
         assert events.lost > 0
         assert mirror.gaps
@@ -173,15 +180,11 @@ async def test_a_frozen_broker_costs_stated_events_and_the_daemon_nothing(tmp_pa
 async def test_with_a_recorder_a_frozen_broker_costs_no_event(tmp_path: Path) -> None:
     """The ring forgets ten times what it holds, and the recorder's files have it."""
     with nats_server(tmp_path / "broker") as server:
-        address = at(server)
-        async with daemon_at(LOAD.format(120), target="one", fleet=address, fleet_events=True, speed=None,
-                             ring=Ring(events_max=512), record=tmp_path / "run") as daemon:
-            await published(daemon, lambda: daemon.service.state.seq > 100)
-            server.send(signal.SIGSTOP)
+        async with frozen_under(server, 120, ring=Ring(events_max=512), record=tmp_path / "run") as daemon:
             await published(daemon, lambda: sum(daemon.service.state.totals.finished) == 120)
             assert daemon.service.ring.forgotten > 5_000
             server.send(signal.SIGCONT)
-        events, mirror = await read(address)
+        events, mirror = await read(at(server))
         is_exact(daemon, events, mirror)
         assert events.lost == 0
         assert not mirror.gaps
@@ -193,10 +196,7 @@ async def test_a_broker_that_comes_back_while_the_daemon_ends_gets_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with nats_server(tmp_path) as server:
-        address = at(server)
-        async with daemon_at(LOAD.format(60), target="one", fleet=address, fleet_events=True, speed=None) as daemon:
-            await published(daemon, lambda: daemon.service.state.seq > 100)
-            server.send(signal.SIGSTOP)
+        async with frozen_under(server, 60) as daemon:
             await published(daemon, lambda: not daemon.service.parts.is_healthy(event_publisher.PART))
             close = daemon.service.broadcaster.close
 
@@ -207,7 +207,7 @@ async def test_a_broker_that_comes_back_while_the_daemon_ends_gets_the_end(
                 server.send(signal.SIGCONT)
 
             monkeypatch.setattr(daemon.service.broadcaster, "close", closed)
-        events, mirror = await read(address)
+        events, mirror = await read(at(server))
         is_exact(daemon, events, mirror)
 
 

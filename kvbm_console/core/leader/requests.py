@@ -143,7 +143,7 @@ def end(decider: Decider, slot: SlotFacts, reason: FinishReason) -> FinishAnswer
 
 
 def use_formed(
-    decider: Decider, slots: Sequence[int], positions: Sequence[int], ended: Sequence[str] = ()
+    decider: Decider, slots: Sequence[int], positions: Sequence[int], ended: Sequence[str]
 ) -> None:
     """An iteration was formed, in which these slots compute their prompts up to these positions. ``ended`` is that of
     ``IterationScheduled``."""

@@ -10,7 +10,7 @@ Law of this file: the stored rows of a block less its evicted rows are the place
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
 from typing import Any, Final
 
 import msgspec
@@ -19,9 +19,9 @@ from kvbm_console.analysis.admissions import FirstMisses
 from kvbm_console.analysis.lake_questions import TABLES
 from kvbm_console.analysis.visitor import Visitor
 from kvbm_console.core import events as ev
-from kvbm_console.core.columns import unpack_hashes, unpack_ids
+from kvbm_console.core.columns import Ids, unpack_hashes, unpack_ids
 from kvbm_console.core.config import SECOND_NS
-from kvbm_console.core.ids import SlotState
+from kvbm_console.core.ids import SlotState, Tier
 from kvbm_console.core.state import CacheState
 from kvbm_console.core.tiers import READY, PoolFacts
 from kvbm_console.stream.feed import GapSeen
@@ -37,8 +37,27 @@ _WHOLE: Final = (
 
 Block = tuple[int, str, int]
 """A pool, its tier, and the hash of a block there."""
-Write = Callable[[str, int, int, list[list[Any]]], None]
-"""Takes (table, chunk, day, columns) of a file, as far as its events were seen."""
+
+
+class FileRows:
+    """The rows of a file. ``counts`` says for how many rows each value of the columns stands; None if for one.
+
+    A column of hashes has each row's own value in any case. Events move blocks by dozens, so most of what a row of
+    ``blocks`` tells is its neighbour's, too.
+    """
+
+    def __init__(self, table: str) -> None:
+        self.columns: list[list[Any]] = [[] for _ in TABLES[table]]
+        self.counts: list[int] | None = [] if table == "blocks" else None
+
+    def __len__(self) -> int:
+        return len(self.columns[0]) if self.counts is None else len(self.columns[_HASH_AT])
+
+
+Write = Callable[[str, int, int, FileRows], None]
+"""Takes (table, chunk, day, rows) of a file, as far as its events were seen."""
+_HASH_AT: Final = TABLES["blocks"].index("hash")
+_LABELS: Final = {tier: tier.label for tier in Tier}
 
 
 class LiveRequest(msgspec.Struct):
@@ -62,13 +81,15 @@ class LakeRows(Visitor):
         self._whole = whole
         self._began: int | None = None
         """The first event that was seen."""
-        self._rows: dict[tuple[str, int], list[list[Any]]] = {}
-        """(table, day) to the columns of the chunk."""
+        self._rows: dict[tuple[str, int], FileRows] = {}
+        """(table, day) to the rows of the chunk."""
         self._chunk = 0
         self._seq = 0
         """The event that is folded now."""
+        self._state: CacheState | None = None
+        """The facts behind the rows so far; those before a gap stay as they were."""
         self._known: Counter[Block] = Counter()
-        """Places that hold each block, as the rows so far tell."""
+        """Places that held the blocks which the present event may change, if it changes them in a way of its own."""
         self._misses = FirstMisses()
         self._live: defaultdict[int, LiveRequest] = defaultdict(LiveRequest)
         self._waits: set[int] = set()
@@ -76,12 +97,13 @@ class LakeRows(Visitor):
         self.every = self._next
         self.before = {
             ev.BlocksEvicted: self._evicted, ev.SlotClosed: self._closed, ev.CandidateEnded: self._copied,
+            ev.BlocksSeen: self._sees, **dict.fromkeys(_WHOLE, self._changes),
         }
         self.after = {
             ev.BlocksFilled: self._filled, ev.BlocksReady: self._ready, ev.BlocksSeen: self._seen,
             ev.LookupAnswered: self._looked_up, ev.PrefixScored: self._scored, ev.HitsLost: self._lost,
             ev.SlotOpened: self._opened, ev.SlotMoved: self._moved,
-            **dict.fromkeys(_WHOLE, self._compare),
+            **dict.fromkeys(_WHOLE, self._changed),
         }
 
     def _next(self, e: ev.Event, state: CacheState) -> None:
@@ -95,8 +117,8 @@ class LakeRows(Visitor):
 
     def flush(self) -> None:
         """Write the rows of the present chunk; they are written again with those that follow."""
-        for (table, day), columns in self._rows.items():
-            self._write(table, self._chunk, day, columns)
+        for (table, day), rows in self._rows.items():
+            self._write(table, self._chunk, day, rows)
 
     def resumed(self, state: CacheState, gap: GapSeen | None) -> None:
         """Blocks that are there already, and those that came and went in a gap, are told as of now."""
@@ -109,6 +131,8 @@ class LakeRows(Visitor):
             self._began = state.seq
         if not self._rows:
             self._chunk = state.seq // CHUNK_EVENTS
+        self._known = Counter() if self._state is None else _resident(self._state.pools)
+        self._state = state
         self._tell(at_ns, _resident(state.pools))
 
     def ended(self, state: CacheState | None, gap: GapSeen | None) -> None:
@@ -117,59 +141,61 @@ class LakeRows(Visitor):
 
     # --- blocks ---
 
-    def _block(self, at_ns: int, op: str, pool: int, tier: str, hashes: Iterable[int], slot: int | None) -> None:
-        columns = self._columns("blocks", at_ns)
-        keys, change = list(hashes), 1 if op == "stored" else -1
-        for key in keys:
-            self._known[pool, tier, key] += change
-        for column, value in zip(columns, (self._seq, self._anchor_ns + at_ns, op, tier, None, slot), strict=True):
-            column += keys if value is None and column is columns[4] else [value] * len(keys)
+    def _block(self, at_ns: int, op: str, tier: str, hashes: Sequence[int], slot: int | None) -> None:
+        if not hashes:
+            return
+        rows = self._of("blocks", at_ns)
+        assert rows.counts is not None
+        rows.counts.append(len(hashes))
+        seqs, times, ops, tiers, keys, slots = rows.columns
+        seqs.append(self._seq)
+        times.append(self._anchor_ns + at_ns)
+        ops.append(op)
+        tiers.append(tier)
+        keys += hashes
+        slots.append(slot)
 
-    def _columns(self, table: str, at_ns: int) -> list[list[Any]]:
+    def _of(self, table: str, at_ns: int) -> FileRows:
         key = table, (self._anchor_ns + at_ns) // DAY_NS
         found = self._rows.get(key)
         if found is None:
-            found = self._rows[key] = [[] for _ in TABLES[table]]
+            found = self._rows[key] = FileRows(table)
         return found
 
     def _filled(self, e: ev.BlocksFilled, state: CacheState) -> None:
         hashes, at, tier = unpack_hashes(e.hashes), 0, _tier(state.pools[e.pool])
         if not e.slots:
-            self._block(e.at_ns, "stored", e.pool, tier, hashes, None)
+            self._block(e.at_ns, "stored", tier, hashes, None)
         for slot, count in zip(e.slots, e.counts, strict=True):
-            self._block(e.at_ns, "stored", e.pool, tier, hashes[at : at + count], slot)
+            self._block(e.at_ns, "stored", tier, hashes[at : at + count], slot)
             at += count
 
     def _evicted(self, e: ev.BlocksEvicted, state: CacheState) -> None:
         pool = state.pools[e.pool]
-        content = [place for place in unpack_ids(e.ids) if pool.content[place] == READY]
-        self._block(e.at_ns, "evicted", e.pool, _tier(pool), map(pool.hash_of.__getitem__, content), e.for_slot)
+        self._block(e.at_ns, "evicted", _tier(pool), _ready(pool, e.ids), e.for_slot)
 
     def _ready(self, e: ev.BlocksReady, state: CacheState) -> None:
         pool = state.pools[e.pool]
         operation = state.operations.get(e.operation)
         slot = None if operation is None else state.candidates[operation.candidate].slot
-        content = [place for place in unpack_ids(e.ids) if pool.content[place] == READY]
-        self._block(e.at_ns, "stored", e.pool, _tier(pool), map(pool.hash_of.__getitem__, content), slot)
+        self._block(e.at_ns, "stored", _tier(pool), _ready(pool, e.ids), slot)
+
+    def _sees(self, e: ev.BlocksSeen, state: CacheState) -> None:
+        self._known = _seen(e, state)
 
     def _seen(self, e: ev.BlocksSeen, state: CacheState) -> None:
-        if e.cleared:
-            self._tell(e.at_ns, _resident(state.pools))
-            return
-        pool = state.pools[e.pool]
-        keys = {*unpack_hashes(e.stored), *unpack_hashes(e.removed)}
-        now = _resident([pool], keys)
-        before = {(e.pool, _tier(pool), key) for key in keys}
-        self._tell(e.at_ns, now, Counter({block: self._known[block] for block in before if self._known[block]}))
+        self._tell(e.at_ns, _seen(e, state))
 
-    def _compare(self, e: ev.Event, state: CacheState) -> None:
+    def _changes(self, e: ev.Event, state: CacheState) -> None:
+        self._known = _resident(state.pools)
+
+    def _changed(self, e: ev.Event, state: CacheState) -> None:
         self._tell(e.at_ns, _resident(state.pools))
 
-    def _tell(self, at_ns: int, now: Counter[Block], before: Counter[Block] | None = None) -> None:
-        known = +self._known if before is None else before
-        for op, change in (("evicted", known - now), ("stored", now - known)):
-            for (pool, tier, key), count in change.items():
-                self._block(at_ns, op, pool, tier, [key] * count, None)
+    def _tell(self, at_ns: int, now: Counter[Block]) -> None:
+        for op, change in (("evicted", self._known - now), ("stored", now - self._known)):
+            for (_, tier, key), count in change.items():
+                self._block(at_ns, op, tier, [key] * count, None)
 
     # --- lookups, copies, requests ---
 
@@ -218,21 +244,36 @@ class LakeRows(Visitor):
         ))
 
     def _row(self, table: str, at_ns: int, values: Sequence[Any]) -> None:
-        columns = self._columns(table, at_ns)
-        for column, value in zip(columns, (self._seq, self._anchor_ns + at_ns, *values), strict=True):
+        row = self._seq, self._anchor_ns + at_ns, *values
+        for column, value in zip(self._of(table, at_ns).columns, row, strict=True):
             column.append(value)
 
 
 def _tier(pool: PoolFacts) -> str:
-    return pool.info.tier.label
+    return _LABELS[pool.info.tier]
 
 
-def _resident(pools: Iterable[PoolFacts], keys: Iterable[int] | None = None) -> Counter[Block]:
+def _ready(pool: PoolFacts, ids: Ids) -> list[int]:
+    """The hashes of these places that may be read."""
+    content, hash_of = pool.content, pool.hash_of
+    return [hash_of[place] for place in unpack_ids(ids) if content[place] == READY]
+
+
+def _seen(e: ev.BlocksSeen, state: CacheState) -> Counter[Block]:
+    """The places of the blocks that this event tells about."""
+    if e.cleared:
+        return _resident(state.pools)
+    return _resident([state.pools[e.pool]], {*unpack_hashes(e.stored), *unpack_hashes(e.removed)})
+
+
+def _resident(pools: Iterable[PoolFacts], keys: Set[int] | None = None) -> Counter[Block]:
     """How many places of each pool hold each block, or each of ``keys``."""
     found: Counter[Block] = Counter()
     for pool in pools:
-        for key in pool.by_hash if keys is None else keys:
-            count = sum(pool.content[place] == READY for place in pool.places_of(key))
-            if count:
-                found[pool.info.pool, _tier(pool), key] = count
+        number, tier, content = pool.info.pool, _tier(pool), pool.content
+        for key in pool.by_hash if keys is None else keys & pool.by_hash.keys():
+            if content[pool.by_hash[key]] == READY:
+                found[number, tier, key] = 1
+            for place in pool.copies.get(key, ()):
+                found[number, tier, key] += content[place] == READY
     return found

@@ -16,13 +16,14 @@ import sys
 import time
 from collections.abc import Callable
 from datetime import date
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
 
 import msgspec
 
-from kvbm_console.analysis.lake import LakeRows
+from kvbm_console.analysis.lake import FileRows, LakeRows
 from kvbm_console.analysis.lake_questions import TABLES
 from kvbm_console.analysis.walk import Evidence, Progress, Walker, walk
 from kvbm_console.core.errors import RecordingError
@@ -52,6 +53,7 @@ class LakeFiles:
 
     def __init__(self, lake: Path, engine: str, incarnation: str) -> None:
         self._arrow: Any = need("pyarrow", "lake", "pyarrow", "a lake")
+        self._compute: Any = need("pyarrow.compute", "lake", "pyarrow", "a lake")
         self._parquet: Any = need("pyarrow.parquet", "lake", "pyarrow", "a lake")
         self._lake = lake
         self._place = f"engine={quote(engine, safe='')}"
@@ -64,17 +66,24 @@ class LakeFiles:
         self.rows: dict[Path, tuple[str, int]] = {}
         """File to its table and its rows."""
 
-    def write(self, table: str, chunk: int, day: int, columns: list[list[Any]]) -> None:
+    def write(self, table: str, chunk: int, day: int, rows: FileRows) -> None:
         """Write a file, unless it is complete already."""
         when = date.fromordinal(EPOCH_DAY + day).isoformat()
         path = self._lake / table / f"day={when}" / self._place / f"{self._incarnation}-{chunk:08}.parquet"
-        self.rows[path] = table, len(columns[0])
+        self.rows[path] = table, len(rows)
         if chunk in self._whole:
             return
         schema = _schema(self._arrow, table)
-        arrays = [self._arrow.array(column, type=field.type) for column, field in zip(columns, schema, strict=True)]
+        arrays = [self._column(rows, column, field.type) for column, field in zip(rows.columns, schema, strict=True)]
         made = self._arrow.Table.from_arrays(arrays, schema=schema)
         _replace(path, lambda draft: self._parquet.write_table(made, str(draft), compression="zstd"))
+
+    def _column(self, rows: FileRows, values: list[Any], kind: Any) -> Any:
+        column = self._arrow.array(values, type=kind)
+        if rows.counts is None or len(values) == len(rows):
+            return column
+        ends = self._arrow.array(accumulate(rows.counts), type=self._arrow.int32())
+        return self._compute.run_end_decode(self._arrow.RunEndEncodedArray.from_arrays(ends, column))
 
     def whole(self, chunk: int) -> None:
         """All files of this chunk are complete."""

@@ -16,7 +16,6 @@ from typing import Final
 
 import anyio
 import anyio.to_thread
-import msgspec
 
 from kvbm_console.analysis.curve import CurveFold
 from kvbm_console.analysis.digest import Digest, DigestFold
@@ -148,7 +147,7 @@ class LintWatch:
                 found[finding.lint] += 1
         self.active = found
         self.findings = tuple(sorted(now, key=lambda finding: (finding.level, finding.since_ns))[:FINDINGS_MAX])
-        self.digest = msgspec.convert(msgspec.to_builtins(self._digest.digest), Digest)
+        self.digest = self._digest.digest.told()
         self.curve = self._curve.points(self._state)
         self.turns += 1
         return time.thread_time() - began

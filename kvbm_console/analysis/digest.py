@@ -31,8 +31,10 @@ from kvbm_console.core.state import CacheState
 from kvbm_console.stream.feed import GapSeen
 
 GAMMA: Final = 1.02
+COUNTED_MAX: Final = 256
+"""Missing prefixes that a daemon counts. Each whose share of the missed blocks is above 1/256 is among them."""
 MISSING_MAX: Final = 64
-"""Missing prefixes of a digest. Each whose share of the missed blocks is above 1/64 is among them."""
+"""Missing prefixes that a digest tells: the largest of those that are counted."""
 _LOG: Final = math.log(GAMMA)
 
 
@@ -93,7 +95,7 @@ class Missing(msgspec.Struct):
         found = self.of.get(key)
         if found is None:
             found = MissedFrom()
-            if len(self.of) >= MISSING_MAX:
+            if len(self.of) >= COUNTED_MAX:
                 smallest = min(self.of, key=lambda other: self.of[other].blocks)
                 found.blocks = found.error = self.of.pop(smallest).blocks
             self.of[key] = found
@@ -104,6 +106,11 @@ class Missing(msgspec.Struct):
     def most(self, count: int) -> list[tuple[int, MissedFrom]]:
         """The entries with the most blocks that are certainly theirs."""
         return sorted(self.of.items(), key=lambda entry: entry[1].error - entry[1].blocks)[:count]
+
+    def largest(self) -> "Missing":
+        """The entries that a digest tells. None that is left out has more blocks than the smallest."""
+        most = sorted(self.of, key=lambda key: (-self.of[key].blocks, key))[:MISSING_MAX]
+        return Missing({key: self.of[key] for key in most})
 
     @property
     def _floor(self) -> int:
@@ -155,6 +162,11 @@ class Digest(Counts):
     first_token: DurationSketch = msgspec.field(default_factory=DurationSketch)
     latency: DurationSketch = msgspec.field(default_factory=DurationSketch)
     missing: Missing = msgspec.field(default_factory=Missing)
+
+    def told(self) -> "Digest":
+        """A copy as it is sent, with the largest missing prefixes alone."""
+        copy = msgspec.structs.replace(self, missing=self.missing.largest())
+        return msgspec.convert(msgspec.to_builtins(copy), Digest)
 
 
 def total(digests: Iterable[Digest]) -> Digest:

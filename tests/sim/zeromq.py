@@ -311,19 +311,21 @@ class Socket:
                 return talk.queue.popleft(), talk
         return None
 
-    def take(self) -> list[bytes] | None:
-        """The next message that is there."""
+    def take(self, copy: bool) -> list[Any] | None:
+        """The next message that is there; of a ROUTER with the number of its sender in front."""
         found = self._next()
-        return None if found is None else found[0]
-
-    async def recv_multipart(self, copy: bool = True) -> list[Any]:
-        """The next message; of a ROUTER with the number of its sender in front."""
-        while (found := self._next()) is None:
-            await self.inbox.wait()
+        if found is None:
+            return None
         parts, talk = found
         if self.kind == zmq.ROUTER:
             return [b"%d" % talk.number, *parts]
         return parts if copy else [Frame(part, talk.number) for part in parts]
+
+    async def recv_multipart(self, copy: bool = True) -> list[Any]:
+        """The next message."""
+        while (found := self.take(copy)) is None:
+            await self.inbox.wait()
+        return found
 
     async def send_multipart(self, parts: list[bytes]) -> None:
         """Send; a PUB and a ROUTER drop what has no room."""
@@ -364,10 +366,10 @@ class Shadow:
     def __init__(self, socket: Socket) -> None:
         self._socket = socket
 
-    def recv_multipart(self, flags: int) -> list[bytes]:
+    def recv_multipart(self, flags: int, copy: bool = True) -> list[Any]:
         """The next message. Raises ``Again`` if there is none."""
         assert flags == zmq.DONTWAIT
-        found = self._socket.take()
+        found = self._socket.take(copy)
         if found is None:
             raise zmq.Again
         return found

@@ -71,6 +71,9 @@ SLICE_S: Final = 0.002
 """Time for messages of a publisher before other tasks of the loop have their turn."""
 TURN_S: Final = 0.02
 """Time for the messages of all publishers in a turn of the loop. Questions need some turns for an answer."""
+GATHER_S: Final = 0.05
+"""An engine that works publishes a hundred times a second. Messages that come within this time behind another are taken
+together, because waking up for each takes a third of what a message costs."""
 END_MARKER: Final = b"\xff" * 8
 """The number -1 of 8 bytes, with which a replay ends; its payload is empty."""
 SEQ_BYTES: Final = 8
@@ -403,18 +406,22 @@ class ZmqSource:
                 await self._catch_up(self._lines[b""])  # a quiet engine publishes nothing until its next step
         turn_ends = self._monotonic() + self._slice_s
         bound = self.publisher.bind
-        connection = None
         # The same socket without asyncio's futures, which took a quarter of the time of a batch.
         plain: Any = zmq.Socket.shadow(sub)
+        came = False
         while True:
-            if bound:
-                frames = await sub.recv_multipart(copy=False)
+            try:
+                frames = plain.recv_multipart(zmq.DONTWAIT, copy=not bound)
+            except zmq.Again:
+                if came:
+                    came = False
+                    await asyncio.sleep(GATHER_S)
+                    continue
+                frames = await sub.recv_multipart(copy=not bound)
+            came = True
+            parts, connection = frames, None
+            if bound:  # a frame knows by which connection it came
                 parts, connection = [frame.bytes for frame in frames], frames[-1].get(zmq.SRCFD)
-            else:
-                try:
-                    parts = plain.recv_multipart(zmq.DONTWAIT)
-                except zmq.Again:
-                    parts = await sub.recv_multipart()
             self.status.messages += 1
             if len(parts) != 3 or len(parts[1]) != SEQ_BYTES:
                 self.status.bad_messages += 1

@@ -1,8 +1,9 @@
-"""Figures of whole processes: what observers cost an engine, and how soon a console shows something.
+"""Figures of whole processes: what observers and a broker cost an engine, and how soon a console shows something.
 
 Law of this file: real processes, sockets and terminals. The engines of ``observers`` are simulated at full speed and
 run side by side, one with a console, a recorder and ten subscribers, one alone; both do the same work, to the last
-count of their summaries. Their loops share one processor, so that a neighbour takes from both; all else has the others.
+count of their summaries. Of ``broker_gone`` one publishes summaries and events at a broker that stops answering before
+the work begins. Their loops share one processor, so that a neighbour takes from both; all else has the others.
 Compared are the processor's time of the whole process (decisions, publishing, eleven streams, the recorder's threads)
 and the wall's, from the first to the last of the work: starting, connecting and sealing are no part of it.
 """
@@ -12,6 +13,7 @@ import contextlib
 import os
 import pty
 import select
+import signal
 import statistics
 import subprocess
 import sys
@@ -19,16 +21,19 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 from typing import Final
 
 import msgspec
+import nats
 
 from kvbm_console.client import Client
 from kvbm_console.stream.feed import Heartbeat
 from tests.benchmarks.harness import Figure, Target
 from tests.benchmarks.measured_engine import Taken
+from tests.server.brokers import nats_server
 from tests.tui.pty_bench import PROGRAM, ROOT, daemon
 
 REQUESTS: Final = 300
@@ -99,11 +104,11 @@ async def _all_there(address: str) -> None:
     raise AssertionError("the daemon ended before its work began")
 
 
-def _engine(place: str, name: str, *directory: str) -> "subprocess.Popen[str]":
+def _engine(place: str, name: str, *flags: str) -> "subprocess.Popen[str]":
     """A ``measured_engine`` that can be connected to and waits for its line."""
     command = [
         sys.executable, "-m", "tests.benchmarks.measured_engine", f"multiturn:requests={REQUESTS}",
-        f"unix:{place}/{name}.sock", *directory,
+        f"unix:{place}/{name}.sock", *flags,
     ]
     pipe = subprocess.PIPE
     process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, cwd=ROOT, text=True)
@@ -128,45 +133,86 @@ def _share(loops: list[int], others: list[int]) -> None:
             os.sched_setaffinity(one, processors[1:])
 
 
-def _pair(observed_first: bool) -> tuple[Taken, Taken]:
-    """What the same work took with observers and without, at the same time."""
+def _both(ours_first: bool, place: str, *flags: str) -> "tuple[subprocess.Popen[str], subprocess.Popen[str]]":
+    """An engine with these flags and one without, which wait for their lines."""
+    sides = {"ours": flags, "alone": ()}
+    engines = {name: _engine(place, name, *sides[name]) for name in (sides if ours_first else reversed(sides))}
+    return engines["ours"], engines["alone"]
+
+
+def _run(ours: "subprocess.Popen[str]", alone: "subprocess.Popen[str]", others: list[int]) -> tuple[Taken, Taken]:
+    """What the same work took both at the same time."""
+    _share([ours.pid, alone.pid], others)
+    for process in (ours, alone):
+        assert process.stdin is not None
+        process.stdin.write("\n")
+        process.stdin.flush()
+    took, took_alone = _taken(ours), _taken(alone)
+    assert took.did == took_alone.did, "what is beside an engine changed what happened"
+    return took, took_alone
+
+
+def _observed(ours_first: bool) -> tuple[Taken, Taken]:
     with tempfile.TemporaryDirectory(prefix="kvbm-") as place:
-        if observed_first:
-            observed = _engine(place, "observed", f"{place}/run")
-        alone = _engine(place, "alone")
-        if not observed_first:
-            observed = _engine(place, "observed", f"{place}/run")
-        with _observers(f"unix:{place}/observed.sock") as tails:
-            _share([observed.pid, alone.pid], tails)
-            for process in (observed, alone):
-                assert process.stdin is not None
-                process.stdin.write("\n")
-                process.stdin.flush()
-            ours, theirs = _taken(observed), _taken(alone)
-    assert ours.did == theirs.did, "observers changed what happened"
-    return ours, theirs
+        ours, alone = _both(ours_first, place, "--record", f"{place}/run")
+        with _observers(f"unix:{place}/ours.sock") as tails:
+            return _run(ours, alone, tails)
+
+
+def _broker_gone(ours_first: bool) -> tuple[Taken, Taken]:
+    with tempfile.TemporaryDirectory(prefix="kvbm-") as place, nats_server(Path(place) / "nats") as broker:
+        with _first_message(broker.address) as wait:
+            ours, alone = _both(ours_first, place, "--fleet", f"nats://{broker.address}")
+            wait()
+        broker.send(signal.SIGSTOP)
+        return _run(ours, alone, [])
+
+
+@contextlib.contextmanager
+def _first_message(address: str) -> Iterator[Callable[[], None]]:
+    """Listens to a broker; the function waits until a daemon has published."""
+    async def listen(listens: threading.Event) -> None:
+        client = await nats.connect(f"nats://{address}")
+        messages = await client.subscribe("kvbm.>")
+        await client.flush()
+        listens.set()
+        await messages.next_msg(timeout=LIMIT_S)
+        await client.close()
+
+    listens = threading.Event()
+    with ThreadPoolExecutor(1) as thread:
+        listening = thread.submit(asyncio.run, listen(listens))
+        assert listens.wait(LIMIT_S)
+        yield listening.result
 
 
 @cache
-def _pairs() -> list[tuple[Taken, Taken]]:
-    return [_pair(number % 2 == 0) for number in range(PAIRS)]
+def _pairs(pair: Callable[[bool], tuple[Taken, Taken]]) -> list[tuple[Taken, Taken]]:
+    return [pair(number % 2 == 0) for number in range(PAIRS)]
 
 
-def _observed(name: str, clock: Callable[[Taken], int]) -> Figure:
-    pairs = [(clock(ours), clock(theirs)) for ours, theirs in _pairs()]
+def _figure(
+    name: str, pair: Callable[[bool], tuple[Taken, Taken]], reference: str, clock: Callable[[Taken], int]
+) -> Figure:
+    pairs = [(clock(ours), clock(theirs)) for ours, theirs in _pairs(pair)]
     ours, theirs = (statistics.median(column) / REQUESTS for column in zip(*pairs, strict=True))
     ratio = statistics.median(one / other for one, other in pairs)
-    return Figure(name, ours, "unobserved", theirs, ratio, Target(ratio=1.02))
+    return Figure(name, ours, reference, theirs, ratio, Target(ratio=1.02))
 
 
 def observers() -> Figure:
     """The processor's time of the whole process."""
-    return _observed("observed: a request", lambda taken: taken.process_ns)
+    return _figure("observed: a request", _observed, "unobserved", lambda taken: taken.process_ns)
 
 
 def observers_wall() -> Figure:
     """What the engine's own progress is slowed by."""
-    return _observed("observed: a request, by the wall", lambda taken: taken.wall_ns)
+    return _figure("observed: a request, by the wall", _observed, "unobserved", lambda taken: taken.wall_ns)
+
+
+def broker_gone() -> Figure:
+    """What the engine's own progress is slowed by when nothing that it publishes is taken."""
+    return _figure("broker gone: a request, by the wall", _broker_gone, "no broker", lambda taken: taken.wall_ns)
 
 
 def first_frame() -> Figure:
@@ -200,5 +246,5 @@ def _wait_for(end: int) -> None:
 
 BENCHES: Final = {
     "first frame of attach": first_frame, "observed, a request": observers,
-    "observed, a request, by the wall": observers_wall,
+    "observed, a request, by the wall": observers_wall, "broker gone, a request, by the wall": broker_gone,
 }

@@ -26,7 +26,7 @@ from kvbm_console.core.errors import ConnectionLost, KvbmConsoleError, Refused
 from kvbm_console.core.ids import WaitPoint
 from kvbm_console.core.instructions import MatchAnswer
 from kvbm_console.reporter.translator import Call, Translator
-from kvbm_console.tap.sender import LENGTH, LOOK_AGAIN_S, TapAnswer, TapSettings, skew_of
+from kvbm_console.tap.sender import LENGTH, LOOK_AGAIN_S, TapAnswer, TapSettings, skew_of, take_frames
 
 FRAME_MAX: Final = 64 * 2**20
 """One burst of the tap: the hashes of a few prompts of a million tokens."""
@@ -92,24 +92,10 @@ class Reporter:
                 if not data:
                     return None
                 self._received += data
-                messages = self._frames()
+                for frame in take_frames(self._received, FRAME_MAX):
+                    messages += msgspec.msgpack.decode(frame, type=list[list[Any]])
         except (ConnectionError, ValueError):  # a frame is no MessagePack, or too large
             return None
-        return messages
-
-    def _frames(self) -> list[Any]:
-        """Take the messages of all whole frames. Raises ``ValueError``."""
-        buffer, messages, at = self._received, list[Any](), 0
-        while len(buffer) >= at + LENGTH.size:
-            (size,) = LENGTH.unpack_from(buffer, at)
-            if size > FRAME_MAX:
-                raise ValueError(f"a frame of {size} bytes")
-            end = at + LENGTH.size + size
-            if len(buffer) < end:
-                break
-            messages += msgspec.msgpack.decode(buffer[at + LENGTH.size : end], type=list[list[Any]])
-            at = end
-        del buffer[:at]
         return messages
 
     def _reading(self) -> "asyncio.Task[list[Any] | None]":

@@ -245,17 +245,9 @@ class Sender:
         data = self._socket.recv(65_536)
         if not data:
             return False
-        buffer = self._received
-        buffer += data
-        while len(buffer) >= LENGTH.size:
-            (size,) = LENGTH.unpack_from(buffer)
-            if size > ANSWER_MAX:
-                return False
-            if len(buffer) < LENGTH.size + size:
-                break
-            answer = msgspec.msgpack.decode(bytes(buffer[LENGTH.size : LENGTH.size + size]), type=TapAnswer)
-            del buffer[: LENGTH.size + size]
-            self._obey(answer)
+        self._received += data
+        for frame in take_frames(self._received, ANSWER_MAX):
+            self._obey(msgspec.msgpack.decode(frame, type=TapAnswer))
         return True
 
     def _obey(self, answer: "TapAnswer") -> None:
@@ -276,6 +268,27 @@ class Sender:
             recorder.obey_copies(
                 {number: now + left for number, left in answer.copies_held.items()}, answer.copies, answer.copies_go
             )
+
+
+def take_frames(buffer: bytearray, most: int) -> list[bytearray]:
+    """Take all whole frames out of the front of the buffer. Raises ``ValueError`` for one of more than ``most`` bytes.
+
+    >>> buffer = bytearray(b"\\0\\0\\0\\2ab\\0\\0\\0\\1")
+    >>> take_frames(buffer, 8), buffer
+    ([bytearray(b'ab')], bytearray(b'\\x00\\x00\\x00\\x01'))
+    """
+    frames, at = list[bytearray](), 0
+    while len(buffer) >= at + LENGTH.size:
+        (size,) = LENGTH.unpack_from(buffer, at)
+        if size > most:
+            raise ValueError(f"a frame of {size} bytes")
+        end = at + LENGTH.size + size
+        if len(buffer) < end:
+            break
+        frames.append(buffer[at + LENGTH.size : end])
+        at = end
+    del buffer[:at]
+    return frames
 
 
 class TapVersion(msgspec.Struct, frozen=True):

@@ -10,7 +10,7 @@ size. An event that could not be read is counted, never guessed.
 
 import pkgutil
 from collections.abc import Callable
-from functools import cache
+from functools import cache, lru_cache
 from importlib import import_module
 from typing import Final, NamedTuple
 
@@ -194,6 +194,7 @@ def check_count(events: int) -> None:
         raise BadPayload(f"a batch of {events} events is above {EVENTS_MAX}")
 
 
+@lru_cache(256)
 def tier_of(medium: str) -> Tier:
     """The tier of a medium. A medium with the second word ``REMOTE`` is G4, whatever it consists of."""
     first, _, owner = medium.partition(" ")

@@ -8,6 +8,10 @@ A run is chaotic: another step time by a thousandth changes who is preempted, an
 ``--step-times N`` a cell is the mean over N step times, each 0.2 % from the next, and a last line tells how much
 write-through differs from itself.
 
+``--bar POINTS`` judges the default against write-through on each generated load. It takes further step times, each
+0.05 % from the next, until the mean difference plus two standard errors is at most so many points, or 39 are over. The
+exit status is 1 if a load is not within the bar then.
+
 Law of this file: a row is a function of its load; without the shared trace its rows are missing.
 """
 
@@ -17,7 +21,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
-from statistics import mean, median
+from statistics import mean, median, stdev
 from typing import Any, Final
 
 import msgspec
@@ -43,6 +47,8 @@ TRACE_SIZES: Final = (
 )
 """Device, host and disk in blocks, and the requests."""
 GENERATED: Final = 50
+RUNS_LEAST: Final = 5
+RUNS_MOST: Final = 39
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -133,6 +139,49 @@ def averaged(outcomes: Sequence[Outcome]) -> Outcome:
     )
 
 
+class Judged(msgspec.Struct, frozen=True):
+    """How many points the default lies below write-through on a load: the mean over ``runs`` step times, and its
+    standard error. ``first`` counts the first admissions alone."""
+
+    runs: int
+    below: float
+    error: float
+    first: float
+
+
+def judge(asked: tuple[SimulateOptions, float]) -> Judged:
+    """Compare the default with write-through until it is known to be within the bar."""
+    options, bar = asked
+    default = {"kv_offload_threshold": OFFLOAD_THRESHOLD}
+    rates: list[tuple[float, float]] = []
+    while True:
+        at = (len(rates) + 1) // 2 * (-1 if len(rates) % 2 else 1)
+        one, other = (
+            run(msgspec.structs.replace(options, step_base=round(STEP_NS * (1 + 0.0005 * at)), **rule))
+            for rule in (RULES["write-through"], default)
+        )
+        rates.append((one.hit_rate - other.hit_rate, one.first_hit_rate - other.first_hit_rate))
+        below = [rate for rate, _ in rates]
+        if len(rates) < RUNS_LEAST:
+            continue
+        error = stdev(below) / len(rates) ** 0.5
+        if mean(below) + 2 * error <= bar or len(rates) == RUNS_MOST:
+            return Judged(len(rates), mean(below), error, mean(first for _, first in rates))
+
+
+def judge_all(count: int, bar: float) -> int:
+    """Judge the generated loads and print each; the exit status."""
+    kept = 0
+    with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
+        asked = [(generated(seed)[1], bar) for seed in range(count)]
+        for seed, judged in enumerate(pool.map(judge, asked)):
+            kept += judged.below <= bar
+            print(f"load {seed}: {judged.below:.2f} +- {judged.error:.2f} points below write-through, "
+                  f"{judged.first:.2f} at first admissions, over {judged.runs} step times", flush=True)
+    print(f"{kept} of {count} loads are at most {bar:g} points below on the mean")
+    return int(kept < count)
+
+
 def cells(outcomes: list[Outcome]) -> str:
     """Hit rate, GB copied down and preemptions of one row."""
     return " | ".join(
@@ -145,8 +194,11 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--loads", type=int, default=GENERATED)
     parser.add_argument("--step-times", type=int, default=1)
+    parser.add_argument("--bar", type=float)
     parser.add_argument("-v", action="store_true")
     said = parser.parse_args()
+    if said.bar is not None:
+        return judge_all(said.loads, said.bar)
     named = list(loads(said.loads))
     asked = [
         one for _, options in named for rule in RULES.values()

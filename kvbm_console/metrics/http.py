@@ -24,9 +24,11 @@ REQUEST_BYTES_MAX: Final = 8_192
 """Bytes of the head of a request; Prometheus sends some 300."""
 REQUEST_SECONDS_MAX: Final = 5.0
 CONNECTIONS_MAX: Final = 16
-"""Connections at once. For one more, the oldest that has not asked yet is closed; where all have asked, the oldest that
-has not read its answer in time. So connections that say or read nothing cost few descriptors and keep no scraper out
-for longer than ``READ_SECONDS_MIN``."""
+"""Connections at once. For one more, the oldest that has not asked in time is closed; where all have asked, the oldest
+that has not read its answer in time. So connections that say or read nothing cost few descriptors and keep no scraper
+out for longer than ``READ_SECONDS_MIN``."""
+ASK_SECONDS_MIN: Final = 0.1
+"""Time to ask that is given to every connection. A request follows its connection at once, or its handshake."""
 READ_SECONDS_MIN: Final = 1.0
 """Time to read an answer that is given to every connection; a page takes milliseconds."""
 ACCEPT_RETRY_S: Final = 0.1
@@ -56,8 +58,9 @@ class MetricsServer:
         self._socket: socket.socket | None = None
         self._accepting: asyncio.Task[None] | None = None
         self._answering: set[asyncio.Task[None]] = set()
-        self._silent: dict[asyncio.Task[None], None] = {}
-        """The connections that have not asked yet, the oldest first."""
+        self._silent: dict[asyncio.Task[None], float] = {}
+        """The connections that have not asked yet, the oldest first, and when each was accepted, on the loop's
+        clock."""
         self._unread: dict[asyncio.Task[None], float] = {}
         """Those that have not read their answer, and when each was answered, on the loop's clock."""
         self._closing: set[asyncio.Task[None]] = set()
@@ -94,6 +97,7 @@ class MetricsServer:
     async def _accept(self, listening: socket.socket) -> None:
         loop = asyncio.get_running_loop()
         while True:
+            await self._time_to_ask()
             try:
                 connection, _ = await loop.sock_accept(listening)
             except OSError:  # the client has left again, or there is no descriptor
@@ -111,6 +115,15 @@ class MetricsServer:
             task.add_done_callback(partial(self._ended, connection, opened))
             await asyncio.sleep(0)  # so that it makes others way before the next connection is accepted
 
+    async def _time_to_ask(self) -> None:
+        """Wait until the connection that would make way has had its time."""
+        loop = asyncio.get_running_loop()
+        while self._silent and len(self._answering) - len(self._closing) >= CONNECTIONS_MAX:
+            left_s = next(iter(self._silent.values())) + ASK_SECONDS_MIN - loop.time()
+            if left_s <= 0:
+                return
+            await asyncio.sleep(left_s)
+
     def _ended(
         self, connection: socket.socket, opened: list[asyncio.BaseTransport], task: asyncio.Task[None]
     ) -> None:
@@ -123,7 +136,7 @@ class MetricsServer:
         task: asyncio.Task[None] | None = asyncio.current_task()
         assert task is not None
         crowded = len(self._answering) - len(self._closing) > CONNECTIONS_MAX and not self._close_oldest()
-        self._silent[task] = None
+        self._silent[task] = asyncio.get_running_loop().time()
         writer: asyncio.StreamWriter | None = None
         try:
             async with asyncio.timeout(REQUEST_SECONDS_MAX):

@@ -482,6 +482,24 @@ async def test_connections_that_say_nothing_are_closed_and_keep_no_scraper_out()
 
 
 @pytest.mark.asyncio
+async def test_a_crowd_that_comes_at_once_closes_nobody_who_had_no_time_to_ask(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its request was a millisecond behind its connection, and others came in between (seed 5243 of the simulation)."""
+    monkeypatch.setattr(http, "ASK_SECONDS_MIN", 60.0)
+    server = MetricsServer("127.0.0.1:0", lambda: "up 1\n")
+    await server.start()
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    crowd = [await asyncio.open_connection("127.0.0.1", server.port) for _ in range(CONNECTIONS_MAX + 8)]
+    for _ in range(8 * CONNECTIONS_MAX):
+        await asyncio.sleep(0)  # all that the server accepts
+    writer.write(b"GET /metrics HTTP/1.1\r\n\r\n")
+    async with asyncio.timeout(5):
+        assert (await reader.read()).endswith(b"up 1\n")
+    await server.close()
+    for _, one in [(reader, writer), *crowd]:
+        one.transport.abort()
+
+
+@pytest.mark.asyncio
 async def test_answers_that_nobody_reads_are_given_up_and_keep_no_scraper_out_and_no_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -806,6 +806,16 @@ def fill_for(decider: Decider, pool: PoolFacts, ids: list[int], hashes: list[int
     were scheduled to."""
     for slot, first, end in being_filled(decider, pool, ids, hashes, passed):
         _fill(decider, pool, [slot], [end - first], slot.places(first, end), slot.hashes[first:end])
+    for at, place in enumerate(ids):
+        if place >= len(pool) or pool.hash_of[place]:
+            continue
+        for slot in decider.state.slots.values():  # a block of an answer, of which no prompt has told the hash
+            if (
+                slot.device_pool == pool.info.pool and slot.places(passed + at, passed + at + 1) == [place]
+                and slot.filled_blocks == len(slot.hashes) == passed + at and slot.hashes[passed:] == hashes[:at]
+            ):
+                _fill(decider, pool, [slot], [1], [place], [hashes[at]])
+                break
 
 
 def _fill(

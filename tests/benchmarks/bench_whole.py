@@ -141,7 +141,7 @@ def _both(ours_first: bool, place: str, *flags: str) -> "tuple[subprocess.Popen[
 
 
 def _run(ours: "subprocess.Popen[str]", alone: "subprocess.Popen[str]", others: list[int]) -> tuple[Taken, Taken]:
-    """What the same work took both at the same time."""
+    """The times of both engines, which do the same work at the same time."""
     _share([ours.pid, alone.pid], others)
     for process in (ours, alone):
         assert process.stdin is not None
@@ -206,12 +206,12 @@ def observers() -> Figure:
 
 
 def observers_wall() -> Figure:
-    """What the engine's own progress is slowed by."""
+    """The wall's time of the engine's own progress."""
     return _figure("observed: a request, by the wall", _observed, "unobserved", lambda taken: taken.wall_ns)
 
 
 def broker_gone() -> Figure:
-    """What the engine's own progress is slowed by when nothing that it publishes is taken."""
+    """The wall's time of the engine's own progress when nothing that it publishes is taken."""
     return _figure("broker gone: a request, by the wall", _broker_gone, "no broker", lambda taken: taken.wall_ns)
 
 

@@ -159,7 +159,7 @@ def cost_us(read: Callable[[Recording], object]) -> float:
 
 
 def print_cost(place: Path) -> None:
-    """What making the rows of an event takes, beside what it takes to read it."""
+    """Print the time that the rows of an event take, beside the time that reading it takes."""
     numbers = itertools.count()
 
     def added(recording: Recording) -> None:

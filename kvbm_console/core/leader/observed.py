@@ -803,13 +803,14 @@ def iteration_finished(decider: Decider, s: st.IterationFinished) -> None:
 
 def fill_for(decider: Decider, pool: PoolFacts, ids: list[int], hashes: list[int], passed: int) -> None:
     """These blocks, from block ``passed`` of a prefix on, are used again with these hashes, so the slots that fill them
-    were scheduled to."""
+    were scheduled to. No prompt tells the hash of a block of an answer, so it comes from the prefix that shares the
+    block."""
     for slot, first, end in being_filled(decider, pool, ids, hashes, passed):
         _fill(decider, pool, [slot], [end - first], slot.places(first, end), slot.hashes[first:end])
     for at, place in enumerate(ids):
         if place >= len(pool) or pool.hash_of[place]:
             continue
-        for slot in decider.state.slots.values():  # a block of an answer, of which no prompt has told the hash
+        for slot in decider.state.slots.values():
             if (
                 slot.device_pool == pool.info.pool and slot.places(passed + at, passed + at + 1) == [place]
                 and slot.filled_blocks == len(slot.hashes) == passed + at and slot.hashes[passed:] == hashes[:at]

@@ -188,10 +188,11 @@ class Recorder:
     def _begin(self, facts: fmt.Bytes, memory: bytes, to_seal: list[Path]) -> None:
         self._granted = 0
         """Up to this size of the segment retention has made room."""
-        self._written_keyframes = self._keyframe_bytes = self._first_bytes = self._memory_bytes = 0
-        """Keyframes of this run; compressed bytes of the last, of the last complete, and of the last memory."""
-        self._opening_bytes = 0
-        """Bytes of a segment's file up to the end of the last complete keyframe, if it is the first in the segment."""
+        self._written_keyframes = self._keyframe_bytes = self._memory_bytes = 0
+        """Keyframes of this run; bytes of the last, and compressed bytes of the last memory."""
+        self._complete_bytes = 0, 0
+        """Bytes of the last complete keyframe, and of a segment's file up to its end if it is the first in there.
+        Both threads read them, so they change together."""
         self._sealer = BackgroundSealer(
             self.directory, self.retention, to_seal if self._seal else [],
             lambda: max(0, self._segment_limit - self._segment.size),
@@ -300,7 +301,7 @@ class Recorder:
 
         An eighth of a keyframe is for the flushes that are written while the rotation is on its way.
         """
-        keep, first = self.retention.keep_bytes, self._opening_bytes
+        keep, (_, first) = self.retention.keep_bytes, self._complete_bytes
         if keep is None or self._segment_limit + first + first // 8 + keep // KEEP_PER_MARKS <= keep:
             return None
         return f"keep is {keep} bytes, less than two segments with keyframes of {first} bytes"
@@ -364,18 +365,18 @@ class Recorder:
         the whole state. ``keep`` has room for a segment, the segment before and the draft of its sealing, or for two
         segments where keyframes are too large for three.
         """
-        keep, first = self.retention.keep_bytes, self._first_bytes
-        wanted = max(self._segment_bytes, KEYFRAMES_PER_SEGMENT * first)
-        if keep is not None:
-            wanted, first = min(wanted, keep * KEEP_SHARE_PERCENT // 100), self._opening_bytes
-            return max(wanted, min(2 * first, keep * KEEP_SHARE_MAX_PERCENT // 100), first + first // 8)
-        return max(wanted, 2 * first)
+        keep, (keyframe, opening) = self.retention.keep_bytes, self._complete_bytes
+        wanted = max(self._segment_bytes, KEYFRAMES_PER_SEGMENT * keyframe)
+        if keep is None:
+            return max(wanted, 2 * keyframe)
+        wanted = min(wanted, keep * KEEP_SHARE_PERCENT // 100)
+        return max(wanted, min(2 * opening, keep * KEEP_SHARE_MAX_PERCENT // 100), opening + opening // 8)
 
     def _rotation_is_due(self, growth: int = 0) -> bool:
         """True if the segment is over, or would be with ``growth`` more bytes."""
         if self._syncer.failed is not None or self._segment.broken or self._segment.moved:
             return True
-        known = self._first_bytes > 0  # the limit follows from the first keyframe, which may just be on its way
+        known = any(self._complete_bytes)  # the limit follows from the first keyframe, which may just be on its way
         return (
             (known and self._segment.size + self._queue.bytes + growth >= self._segment_limit)
             or self._clock() - self._segment_began_ns >= self._segment_ns
@@ -514,9 +515,8 @@ class Recorder:
         self._append(frames, segment)
         self._written_keyframes += 1
         self._keyframe_bytes = sum(len(data) for *_, data in frames)
-        if item.memory or not self._first_bytes:
-            self._first_bytes = self._keyframe_bytes
-            self._opening_bytes = self._begin_bytes(segment.about, frames)
+        if item.memory or not any(self._complete_bytes):
+            self._complete_bytes = self._keyframe_bytes, self._begin_bytes(segment.about, frames)
 
     def _begin_bytes(self, about: About, frames: list[_Entry]) -> int:
         """Bytes of the file with which a segment begins: its preamble and these frames."""
@@ -564,7 +564,7 @@ class Recorder:
         keep, segment = self.retention.keep_bytes, self._segment
         if keep is None:
             return
-        next_one = self._opening_bytes + keep // KEEP_PER_MARKS
+        next_one = self._complete_bytes[1] + keep // KEEP_PER_MARKS
         if 2 * next_one <= keep < segment.size + size + next_one:  # a rotation was refused again and again
             if (misfit := self._misfit()) is not None:
                 raise KeepReached(0, misfit)

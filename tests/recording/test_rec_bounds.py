@@ -108,6 +108,34 @@ def test_a_flush_beside_the_first_keyframe_does_not_rotate(tmp_path: Path, monke
     recorder.close()
 
 
+def test_a_flush_beside_the_first_keyframe_never_sees_half_of_its_sizes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With one size and not the other the segment was above its limit. No second segment fits, so all was lost."""
+    log, sizing, offered, begin_bytes = Log(), threading.Event(), threading.Event(), Recorder._begin_bytes
+    taken = 0
+
+    def large() -> tuple[int, bytes, bytes]:
+        nonlocal taken
+        taken += 1
+        return *log.keyframe()[:2], b"\xc4" * 300_000
+
+    def wait_and_size(recorder: Recorder, *args: Any) -> int:
+        sizing.set()
+        assert offered.wait(60)
+        return begin_bytes(recorder, *args)
+
+    monkeypatch.setattr(Recorder, "_begin_bytes", wait_and_size)
+    recorder = recorder_of(log, tmp_path, keyframe=large, retention=Retention(keep_bytes=500_000))
+    assert sizing.wait(60)
+    recorder.offer(*log.flush(1))
+    offered.set()
+    assert recorder.settle()
+    record(recorder, log, 1)
+    assert (recorder.status().not_recorded, taken) == (0, 1)
+    accounted(recorder, tmp_path, log)
+
+
 @pytest.mark.parametrize("keyframe_bytes", [10_000, 60_000, 110_000])
 def test_keep_is_a_bound_and_keeps_a_past_whatever_a_keyframe_takes(tmp_path: Path, keyframe_bytes: int) -> None:
     """Segments outgrew their limit by the keyframes inside them. Then two did not fit, and each rotation removed all

@@ -378,9 +378,9 @@ class Monitors:
                 self._empty_segments += young and not asked and size < full
             if self._empty_segments > EMPTY_SEGMENTS_MAX:
                 self.violated("work", f"{self._empty_segments} segments ended with little but their first keyframe")
-            self._segment_seen = segment, self.world.now, status.bytes, recorder._first_bytes
+            self._segment_seen = segment, self.world.now, status.bytes, recorder._complete_bytes[0]
         else:
-            self._segment_seen = segment, last[1], status.bytes, recorder._first_bytes
+            self._segment_seen = segment, last[1], status.bytes, recorder._complete_bytes[0]
 
     def _look_at_keyframes(self, recorder: Any, status: Any) -> None:
         """Nothing that happened in this run makes a recorder lose events, but that keyframes are too large."""

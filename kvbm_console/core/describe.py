@@ -100,7 +100,11 @@ def _describe(event: ev.AnyEvent, state: CacheState | None) -> str:
     match event:
         case ev.PoolKnown():
             size = "unknown size" if event.capacity_blocks is None else _blocks(event.capacity_blocks)
-            return f"{event.tier.name} {event.medium}, {size} of {event.block_tokens} tokens, {event.authority.words}"
+            window = f", a window of {event.window:,} tokens" if event.window else ""
+            return (
+                f"{event.tier.name} {event.medium}, {size} of {event.block_tokens} tokens{window}, "
+                f"{event.authority.words}"
+            )
         case ev.SlotOpened():
             half = f", sends as {event.sends}" if event.sends is not None else ""
             half += f", receives {event.receives}" if event.receives is not None else ""

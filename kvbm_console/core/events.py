@@ -39,11 +39,11 @@ from kvbm_console.core.ids import (
 
 KIND_NUMBER_BASE: Final = 100
 """The number of a kind in the messages of the wire is this plus its msgpack tag."""
-SCHEMA_ID: Final = 12
+SCHEMA_ID: Final = 13
 """Version of events and stimuli that a batch carries, so that a reader can say why it cannot read one."""
-FORMAT_MINOR: Final = 14
+FORMAT_MINOR: Final = 15
 """Minor version of recordings, which older readers may read and pass new things over."""
-PROTOCOL_MINOR: Final = 14
+PROTOCOL_MINOR: Final = 15
 """Minor version of the wire. A new kind or field raises all three; ``make proto`` refuses it otherwise."""
 NOTHING_RETURNED: Final = (0, 0, 0, 0)
 TOLD: Final = -1
@@ -67,7 +67,8 @@ class PoolKnown(Event, tag=1):
 
     A pool of an engine that ended may have had the index before: that pool is forgotten. ``silent``: the engine does
     not tell the content of the pool, so its content is unknown until a ``BlocksSeen`` names it. The places of the pool
-    are numbered from ``first_place`` on.
+    are numbered from ``first_place`` on. A token of its group of layers sees ``window`` tokens, itself included: 0 for
+    all, None if the engine does not tell.
     """
 
     pool: int
@@ -81,6 +82,7 @@ class PoolKnown(Event, tag=1):
     authority: Authority
     silent: bool = False
     first_place: int = 0
+    window: int | None = None
 
 
 class SlotOpened(Event, tag=2):

@@ -372,6 +372,9 @@ class Measure(Word):
     """Most requests that run at once, by the engine's settings."""
     STEP_TOKENS_MOST = 21
     """Most tokens that one step computes, by the engine's settings."""
+    RETENTION_TOKENS = 22
+    """Groups with an attention window keep the blocks of a window cached at each multiple of so many tokens. 0: only at
+    the end of a prompt and of a shared prefix."""
 
 
 COUNTERS: Final = frozenset({

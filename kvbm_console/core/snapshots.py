@@ -48,6 +48,7 @@ class _Pool(msgspec.Struct, array_like=True):
     chains: _Chains | None = None
     silent: bool = False
     first_place: int = 0
+    window: int | None = None
 
 
 class _Facts(msgspec.Struct, array_like=True):
@@ -87,7 +88,7 @@ def _pack_pool(pool: PoolFacts) -> _Pool:
          info.block_tokens, info.authority),
         pool.hash_of, pool.content, pool.refs, pool.stored_at,
         [(key, pool.places_of(key)) for key in sorted(pool.copies)], sorted(pool.quarantined.items()),
-        _pack_chains(pool), pool.silent, info.first_place,
+        _pack_chains(pool), pool.silent, info.first_place, info.window,
     )
 
 
@@ -104,7 +105,7 @@ def _unpack_pool(packed: _Pool) -> PoolFacts:
     pool = PoolFacts(
         PoolInfo(
             index, source, dp_rank, group, Tier(tier), medium, capacity, block_tokens, Authority(authority),
-            packed.first_place,
+            packed.first_place, packed.window,
         )
     )
     pool.hash_of = _column("Q", packed.hash_of)

@@ -195,14 +195,16 @@ class CacheState:
         return engines == {Authority.STREAM} or (not engines and bool(self.measured))
 
     def capacity_of(self, pool: PoolFacts) -> int | None:
-        """Places of a pool. A stream's pool has the number of its engine's metrics, if no other group shares it."""
+        """Places of a pool. A stream's pool has the number of its engine's metrics, if only one group has places there.
+        """
         info = pool.info
         known = self.measured.get(info.source)
         measure = {Tier.G1: Measure.CAPACITY_BLOCKS, Tier.G2: Measure.HOST_CAPACITY_BLOCKS}.get(info.tier)
         if info.capacity_blocks is not None or known is None or measure is None:
             return info.capacity_blocks
-        alike = [other for other in self.pools if (other.info.source, other.info.tier) == (info.source, info.tier)]
-        return known.values.get(measure) if len(alike) == 1 else None
+        theirs = [other.info for other in self.pools if other.info.source == info.source]
+        alone = [other.tier for other in theirs].count(info.tier) == 1 and not any(other.group for other in theirs)
+        return known.values.get(measure) if alone else None
 
     @property
     def shown_pools(self) -> list[PoolFacts]:

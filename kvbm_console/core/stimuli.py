@@ -41,7 +41,9 @@ class Stimulus(msgspec.Struct, array_like=True, gc=False, tag=0):
 
 class PoolDeclared(Stimulus, tag=1):
     """A pool exists. ``capacity_blocks`` is None when the engine does not tell. ``silent``: nor does the engine tell
-    which blocks are in the pool. Places are numbered from ``first_place`` on: vLLM gives its block 0 to no request."""
+    which blocks are in the pool. Places are numbered from ``first_place`` on: vLLM gives its block 0 to no request.
+    ``window`` is how many tokens a token of this group of layers sees, itself included: 0 for all, None if the engine
+    does not tell."""
 
     dp_rank: int
     group: int
@@ -52,6 +54,7 @@ class PoolDeclared(Stimulus, tag=1):
     authority: Authority
     silent: bool = False
     first_place: int = 0
+    window: int | None = None
 
 
 class RequestArrived(Stimulus, tag=2):

@@ -66,7 +66,8 @@ SORT_WITHIN: Final = 8
 class PoolInfo(msgspec.Struct, frozen=True):
     """The identity and the size of a pool. ``capacity_blocks`` is None when its engine does not tell.
 
-    The engine numbers its places from ``first_place`` on, and gives lower numbers to no request."""
+    The engine numbers its places from ``first_place`` on, and gives lower numbers to no request. ``window``: see
+    ``PoolKnown``."""
 
     pool: int
     source: int
@@ -78,6 +79,7 @@ class PoolInfo(msgspec.Struct, frozen=True):
     block_tokens: int
     authority: Authority
     first_place: int = 0
+    window: int | None = None
 
     @property
     def remote(self) -> bool:

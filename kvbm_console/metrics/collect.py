@@ -304,6 +304,7 @@ _ENGINE_GAUGES: Final = (
     ("kvbm_engine_running", Measure.RUNNING, 1), ("kvbm_engine_waiting", Measure.WAITING, 1),
     ("kvbm_engine_running_most", Measure.RUNNING_MOST, 1),
     ("kvbm_engine_step_tokens_most", Measure.STEP_TOKENS_MOST, 1),
+    ("kvbm_engine_retention_tokens", Measure.RETENTION_TOKENS, 1),
     ("kvbm_engine_preemptions_total", Measure.PREEMPTIONS, 1),
     ("kvbm_engine_query_tokens_total", Measure.QUERY_TOKENS, 1),
     ("kvbm_engine_hit_tokens_total", Measure.HIT_TOKENS, 1),

@@ -175,6 +175,8 @@ HELP: Final[dict[str, str]] = {
     "kvbm_engine_running": "Requests that the engine runs, from its own metrics. 0: it is idle or stuck.",
     "kvbm_engine_running_most": "Most requests that run at once, by the engine's settings. Near it: others wait.",
     "kvbm_engine_step_tokens_most": "Most tokens that a step computes, by its settings. High: prompts delay answers.",
+    "kvbm_engine_retention_tokens":
+        "Tokens between the windows that groups of layers with an attention window keep cached. 0: at ends of prompts.",
     "kvbm_engine_waiting": "Requests that wait in the engine, from its own metrics. Growing: it is overloaded.",
     "kvbm_engine_preemptions_total":
         "Preemptions, from the engine's own metrics. Growing: its blocks do not suffice for the running requests.",

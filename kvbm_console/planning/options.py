@@ -126,7 +126,8 @@ class Geometry(msgspec.Struct, frozen=True):
 
 
 WITHOUT_FLAG: Final = (
-    "patience_ns", "groups", "whole_sequences", "early_steps", "fenced_steps", "named_early", "passes_at_end",
+    "patience_ns", "groups", "group_numbers", "retention", "whole_sequences", "early_steps", "fenced_steps",
+    "named_early", "passes_at_end",
 )
 """Fields of ``EngineConfig`` that a recorded machine alone has."""
 

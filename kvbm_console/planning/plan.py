@@ -31,6 +31,7 @@ from kvbm_console.core.errors import UsageError
 from kvbm_console.core.eviction.policy import POLICIES
 from kvbm_console.planning.cache_only import in_order
 from kvbm_console.planning.compare import run_all
+from kvbm_console.planning.grouped import refusal
 from kvbm_console.planning.meter import RequestRecord
 from kvbm_console.planning.options import BLOCKS_MAX, SimulateOptions
 from kvbm_console.planning.run import open_trace, simulate
@@ -309,7 +310,8 @@ def _least(ordered: Sequence[int], percent: int) -> int:
 
 def changes_of(options: SimulateOptions) -> list[Change]:
     """One change for each value of each setting that this machine has."""
-    return [*_of_memory(options), *_of_rules(options)]
+    changes = [*_of_memory(options), *_of_rules(options)]
+    return [change for change in changes if refusal(change.options) is None]
 
 
 def _of_memory(options: SimulateOptions) -> Iterator[Change]:

@@ -33,11 +33,12 @@ from kvbm_console.core.eviction.policy import PolicyConfig
 from kvbm_console.core.ids import Authority, FinishReason, Measure, ReleaseReason, Route, SlotState, Tier
 from kvbm_console.core.instructions import StartTransfer
 from kvbm_console.core.leader.decider import Decider
-from kvbm_console.planning.attention import AttentionWindow, GroupWindow
+from kvbm_console.planning.attention import TOKENS_MAX, AttentionWindow, GroupWindow, LayerGroups
 from kvbm_console.planning.measured import Equation, Measured, of_recording, origins_of
 from kvbm_console.planning.options import BLOCK_TOKENS, Geometry
 from kvbm_console.recording.reader import Recording
 from kvbm_console.simulator.config import EngineConfig, window_blocks
+from kvbm_console.simulator.device_pool import HASH_BITS
 from kvbm_console.simulator.hashing import generated_hashes
 from kvbm_console.simulator.link import Fault, LinkMover
 from kvbm_console.simulator.machine import SimulatedMachine
@@ -152,20 +153,25 @@ class RecordedWorkload:
         return None
 
     def follow(self, mover: LinkMover, leader: Decider) -> None:
-        """Have the copies of this mover last and fail as the recorded ones did; ``leader`` orders them.
+        """Have the copies of this mover last and fail as the recorded ones did; ``leader`` orders them."""
+        def loader(order: StartTransfer) -> str | None:
+            state = leader.state
+            slot = state.candidates[state.operations[order.operation].candidate].slot
+            return None if slot is None else state.slots[slot].request
+
+        self.follow_loads(mover, loader)
+
+    def follow_loads(self, mover: LinkMover, loader: Callable[[StartTransfer], str | None]) -> None:
+        """As ``follow``; ``loader`` names the request of a load.
 
         A copy lasts as long as the recorded one if it has as many blocks and its link would need the same time.
         """
         copies, orders = self.run.copies, dict[CopyName, list[int]]()
 
         def recorded(order: StartTransfer) -> RecordedCopy | None:
-            state = leader.state
-            slot = state.candidates[state.operations[order.operation].candidate].slot
-            name: CopyName = tuple(unpack_hashes(order.hashes))
-            if order.route.is_load:
-                if slot is None:
-                    return None
-                name = state.slots[slot].request
+            name = loader(order) if order.route.is_load else tuple(sorted(unpack_hashes(order.hashes)))
+            if name is None:
+                return None
             same = orders.setdefault(name, [])
             if order.operation not in same:
                 same.append(order.operation)
@@ -343,8 +349,7 @@ class _Reading:
         """True if blocks were full before the iteration began that computes them."""
         self._stood_back = self._preempted_at_work = 0
         """Requests that were left out and went on, and those that were preempted right after a step."""
-        self.groups: dict[int, GroupWindow] = {}
-        """Pools of the groups of layers that are reported beside the first group of an engine."""
+        self.groups = LayerGroups()
         self._admitted: list[tuple[_Life, int]] = []
         """Requests that were admitted since the last step, with the blocks that the engine found. None has a load: its
         window is then over the loaded blocks, and those that the engine found before may be gone."""
@@ -358,6 +363,8 @@ class _Reading:
         self._held: Counter[int] = Counter()
         """Device blocks to their holders."""
         self._resident: dict[int, set[int]] = {}
+        """Pool of a stream to its blocks. Below several groups of layers a hash has several, which differ above its
+        bits."""
         self._live: dict[int, _Life] = {}
         self.stores: list[tuple[int, tuple[int, ...], RecordedCopy]] = []
         """Copies down, each with its source and its blocks."""
@@ -376,6 +383,13 @@ class _Reading:
         prompts = set[int]().union(*(life.hashes for life in self.lives))
         answers = set[int]().union(*(life.filled for life in self.lives)) - prompts
         return bool(self.below and answers) and self.below.isdisjoint(answers)
+
+    def keeps_prompts(self, pool: int) -> bool:
+        """True if a group of layers cached few of the blocks that only answers had: it keeps the ends of prompts alone,
+        and of answers where a preempted request goes on."""
+        prompts = set[int]().union(*(life.hashes for life in self.lives))
+        answers = set[int]().union(*(life.filled for life in self.lives)) - prompts
+        return 2 * len(answers & self.groups.windows[pool].stored) < len(answers)
 
     def windows_only(self, window: int, size: int) -> bool:
         """True if all blocks that went below the device lie in such a window at the end of a prompt."""
@@ -465,13 +479,18 @@ class _Reading:
             other.source == event.source and other.authority in (Authority.ENGINE, Authority.OBSERVED)
             for other in self.pools.values()
         ):
-            self.groups[event.pool] = GroupWindow(event.block_tokens)
+            self.groups.found(
+                event.pool, source=event.source, group=event.group, block_tokens=event.block_tokens
+            )
 
     def numbers(self, event: ev.EngineMeasured) -> None:
         if event.measures:
             self.told.numbers[event.source] = dict(zip(event.measures, event.values, strict=True))
 
     def copy_begun(self, event: ev.OperationStarted) -> None:
+        copy = self._copies.get(event.operation)
+        if copy is not None and event.blocks:
+            copy.blocks = event.blocks  # a load of several groups of layers names the blocks of one
         if event.size_bytes is not None and event.blocks:
             self.copied = (self.copied[0] + event.blocks, self.copied[1] + event.size_bytes)
 
@@ -488,7 +507,10 @@ class _Reading:
         hashes = tuple(unpack_hashes(plan.hashes))
         copy = self._copies[event.operation] = RecordedCopy(plan.route, len(hashes), self.steps)
         if not plan.route.is_load:
-            self.stores.append((self.pools[event.source_pool].source, hashes, copy))
+            self.stores.append((self.pools[event.source_pool].source, tuple(sorted(hashes)), copy))
+            owner = self._live.get(plan.for_slot) if self.groups.windows and plan.for_slot is not None else None
+            if owner is not None:
+                self.groups.copied(self.pools[event.source_pool].source, owner.prompt, owner.chain, hashes)
         elif life is not None:
             life.loads.append(copy)
 
@@ -522,7 +544,7 @@ class _Reading:
             life = self._waiting.pop(slot, None)
             if life is not None:
                 life.full = event.reused + event.external_tokens // self.pools[event.pool].block_tokens
-            if life is not None and self.groups:
+            if life is not None and self.groups.windows:
                 life.loaded = event.external_tokens > 0
                 self._admitted += [] if life.loaded else [(life, event.reused)]
         if event.slots[0] in self._live:
@@ -577,7 +599,7 @@ class _Reading:
 
     def _look_at_groups(self) -> None:
         """A step was formed, and all that it changed in the groups of layers was told before."""
-        for number, window in self.groups.items():
+        for number, window in self.groups.windows.items():
             source = self.pools[number].source
             for life, reused in self._admitted:
                 if _source_of(life) == source:
@@ -599,7 +621,7 @@ class _Reading:
                 window.passed(computed, at)
 
     def advanced(self, event: ev.IterationAdvanced) -> None:
-        if self.groups:
+        if self.groups.windows:
             self._look_at_groups()
         self.iteration = event.iteration
         self.steps += 1
@@ -610,8 +632,9 @@ class _Reading:
             if life is not None:
                 life.anchor = position, event.iteration
         if event.waiting:
-            devices = [pool for pool in self.pools.values() if pool.tier is Tier.G1 and pool.pool not in self.groups]
-            blocks, groups = sum(map(self.device_blocks, devices)), 1 + len(self.groups) // max(1, len(devices))
+            further = self.groups.windows
+            devices = [pool for pool in self.pools.values() if pool.tier is Tier.G1 and pool.pool not in further]
+            blocks, groups = sum(map(self.device_blocks, devices)), 1 + len(further) // max(1, len(devices))
             next_one = next(iter(self._waiting.values()), None)
             held, prompt = groups * len(self._held), groups * (0 if next_one is None else len(next_one.hashes) + 1)
             self.told.seats[event.running] += 4 * held <= 3 * blocks and held + prompt <= blocks
@@ -621,18 +644,25 @@ class _Reading:
         pool = self.pools.get(event.pool)
         if pool is None or pool.authority is not Authority.STREAM:
             return
-        if event.pool in self.groups:
-            self.groups[event.pool].changed(
+        if event.pool in self.groups.windows:
+            self.groups.windows[event.pool].changed(
                 unpack_hashes(event.stored), unpack_hashes(event.removed), cleared=event.cleared
             )
             return
         resident = self._resident.setdefault(event.pool, set())
         if event.removed:
             self.evicting.add(event.pool)
-        resident.difference_update(unpack_hashes(event.removed))
+        several = self.groups.number(pool.source) > 0
+        for key in unpack_hashes(event.removed):
+            while several and key + (1 << HASH_BITS) in resident:
+                key += 1 << HASH_BITS
+            resident.discard(key)
         if event.cleared:
             resident.clear()
-        resident.update(unpack_hashes(event.stored))
+        for key in unpack_hashes(event.stored):
+            while several and key in resident:
+                key += 1 << HASH_BITS
+            resident.add(key)
         self.peaks[event.pool] = max(self.peaks.get(event.pool, 0), len(resident))
         if pool.tier is not Tier.G1:
             self.below.update(unpack_hashes(event.stored))
@@ -831,13 +861,12 @@ class _Run:
         blocks = self._device_blocks(devices, told)
         below = {tier: self._below(engine, tier) for tier in (Tier.G2, Tier.G3)}
         config = EngineConfig(
-            g1_blocks=blocks, groups=self._groups(devices), whole_sequences=True, early_steps=self.reading.early,
+            g1_blocks=blocks, **self._groups(devices), retention=self._retention(devices, told),
+            whole_sequences=True, early_steps=self.reading.early,
             fenced_steps=self.reading.early and self.reading.fenced, named_early=self.reading.named_early,
             passes_at_end=self.reading.told.passes_at_end,
             **self._limits(measured, told),
         )
-        if len(config.groups) > 1 and any(below.values()):
-            self.notes.append("the lower tiers have the blocks of the first group alone, so their hits may be far off")
         copied_blocks, copied_bytes = self.reading.copied
         if copied_blocks:
             config = msgspec.structs.replace(
@@ -846,14 +875,15 @@ class _Run:
         leader = LeaderConfig(
             block_tokens=size, g2_blocks=below[Tier.G2], g3_blocks=below[Tier.G3], offload_law="order",
             offload_threshold=0.0, offload_prompt_only=self.reading.prompts_only, staging_share=1.0,
-            lookup_window=config.groups[0], offload_window_only=self.reading.windows_only(config.groups[0], size),
+            lookup_window=config.groups[0], offload_window_only=self._copies_windows(engine, config, told, size),
             eviction=PolicyConfig(policy="simple_lru", used_at_end=True),
         )
         from kvbm_console.planning.copies import copies_of, fit_links, links_with  # NumPy, as above
 
         copies = copies_of(self.recording, size * config.token_bytes, self.times, measured.begun_ns)
         return SimulatedMachine(
-            leader=leader, engine=self._timed(config, measured), links=links_with(fit_links(copies))
+            leader=leader, engine=self._timed(config, measured), links=links_with(fit_links(copies)),
+            own_connector=True,
         )
 
     def _device_blocks(self, devices: list[ev.PoolKnown], told: Mapping[Measure, int]) -> int:
@@ -871,26 +901,55 @@ class _Run:
         self.notes.append(f"the capacity of the device is not in it: {DEVICE_BLOCKS:,} blocks are assumed")
         return DEVICE_BLOCKS
 
-    def _groups(self, devices: list[ev.PoolKnown]) -> tuple[int, ...]:
-        """The window of each group of layers, 0 for a group that sees all tokens."""
-        further = [pool for pool in devices if pool.pool in self.reading.groups]
-        windows = [self._window_tokens(devices)]
+    def _groups(self, devices: list[ev.PoolKnown]) -> dict[str, tuple[int, ...]]:
+        """The window of each group of layers, 0 for a group that sees all tokens, and the number of each."""
+        further = [pool for pool in devices if pool.pool in self.reading.groups.windows]
+        windows, numbers = [self._window_tokens(devices)], [pool.group for pool in devices if pool not in further][:1]
         size = devices[0].block_tokens if devices else BLOCK_TOKENS
         for pool in further:
-            tokens, group = self.reading.groups[pool.pool].tokens, f"group {pool.group} of the layers"
+            tokens, group = pool.window, f"group {pool.group} of the layers"
+            if tokens is None:
+                tokens = self.reading.groups.tokens(pool.pool)
             if pool.block_tokens != size or tokens is None:
                 why = "its blocks are of another size" if pool.block_tokens != size else "it has no sliding window"
                 self.notes.append(f"{group} is not replayed, and hits that miss a block of it count as hits: {why}")
                 continue
             windows.append(tokens)
-            self.notes.append(
-                f"{group} sees a window of {tokens} tokens, by its blocks that were gone" if tokens else
-                f"{group} sees all tokens, because no block of a running request was gone"
-            )
-        return tuple(windows)
+            numbers.append(pool.group)
+            if pool.window is None:
+                self.notes.append(self._about_window(group, tokens))
+        order = [sorted(numbers).index(number) for number in numbers]
+        return {"groups": tuple(windows), "group_numbers": tuple(order) if order != sorted(order) else ()}
+
+    @staticmethod
+    def _about_window(group: str, tokens: int) -> str:
+        """How the window of a group was found."""
+        if not tokens:
+            return f"{group} sees all tokens, because no block of a running request was gone"
+        if tokens == TOKENS_MAX:
+            return f"{group} sees a window that no request has passed"
+        return f"{group} sees a window of {tokens} tokens, by its blocks that were gone"
+
+    def _retention(self, devices: list[ev.PoolKnown], told: Mapping[Measure, int]) -> int | None:
+        """See ``EngineConfig.retention``."""
+        if Measure.RETENTION_TOKENS in told:
+            tokens = told[Measure.RETENTION_TOKENS]
+            return None if tokens == 1 else tokens
+        further = [pool.pool for pool in devices if pool.pool in self.reading.groups.windows]
+        return 0 if any(map(self.reading.keeps_prompts, further)) else None
+
+    def _copies_windows(self, engine: int, config: EngineConfig, told: Mapping[Measure, int], size: int) -> bool:
+        """True if only the windows at the ends of prompts are copied down, in groups of layers that have a window."""
+        if told.get(Measure.RETENTION_TOKENS, 1) != 1 or self.reading.windows_only(config.groups[0], size):
+            return True
+        return self.reading.groups.copies_windows(engine)
 
     def _window_tokens(self, devices: list[ev.PoolKnown]) -> int:
-        """The attention window of all layers, 0 without one."""
+        """The attention window of all layers, or of the group whose blocks are told with requests; 0 without one."""
+        further = self.reading.groups.windows
+        told = [pool.window for pool in devices if pool.window is not None and pool.pool not in further]
+        if told:
+            return told[0]
         windows = [self.reading.windows[pool.pool] for pool in devices if pool.pool in self.reading.windows]
         moved = [window for window in windows if window.moves]
         if not moved:

@@ -16,6 +16,7 @@ from kvbm_console.bytes.ranks import BytesReport
 from kvbm_console.core.errors import UsageError
 from kvbm_console.core.ids import ResetMode
 from kvbm_console.core.stimuli import ResetRequested
+from kvbm_console.planning.grouped import GroupedLedger, is_grouped, refusal
 from kvbm_console.planning.ledger import MachineLedger
 from kvbm_console.planning.measured import SERVED_MAX, Served
 from kvbm_console.planning.meter import Meter, RequestRecord, StatsLine
@@ -66,7 +67,11 @@ def simulate(
     shares = [workload] if options.instances == 1 else [
         share_of(options, index) for index in range(options.instances)
     ]
-    counts = counted(options, keep_records) and not leader
+    if (why := refusal(options)) is not None:
+        raise UsageError(why)
+    records: list[RequestRecord] = []
+    grouped = is_grouped(options)
+    counts = grouped or (counted(options, keep_records) and not leader)
     carried: BytesReport | None = None
     parts: list[_Part] = []
     done = 0
@@ -78,6 +83,8 @@ def simulate(
                 progress(before + finished)
 
         tell = None if ended is None else partial(ended, index)
+        if grouped and keep_records:
+            tell = partial(_keep, records, tell)
         if counts:
             part = _count_share(build_ledger(options, share, stats, windows=windows, ended=tell), report)
         else:
@@ -92,12 +99,21 @@ def simulate(
         parts.append(part)
         done += part.measures.engine.finished
         report(0, done)
+    records += [record for part in parts for record in part.records]
     return SimulateRun(
-        make_report(options, note_of(workload), [part.measures for part in parts]),
-        [record for part in parts for record in part.records], sum(part.held_records for part in parts), carried,
+        make_report(options, note_of(workload), [part.measures for part in parts]), records,
+        sum(part.held_records for part in parts), carried,
         max(part.measures.engine.prefill_tokens_most for part in parts),
         max(part.measures.engine.decode_requests_most for part in parts),
     )
+
+
+def _keep(
+    records: list[RequestRecord], tell: Callable[[RequestRecord], None] | None, record: RequestRecord
+) -> None:
+    records.append(record)
+    if tell is not None:
+        tell(record)
 
 
 class _Part(msgspec.Struct, frozen=True):
@@ -175,6 +191,14 @@ def build_ledger(
 ) -> MachineLedger:
     """An instance without events, for options that are ``counted``."""
     config = engine_config(options)
+    if is_grouped(options):
+        grouped = GroupedLedger(
+            options.leader_config(), options.links(), config, workload, stats_every=options.stats_every, stats=stats,
+            ended=ended,
+        )
+        if isinstance(workload, RecordedWorkload):
+            workload.follow_loads(grouped.mover, grouped.name_of)
+        return grouped
     if options.tiered or len(config.groups) > 1:  # the counts of a leader are those of the first group
         ledger = TieredLedger(
             options.leader_config(), options.links(), config, workload,

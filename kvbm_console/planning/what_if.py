@@ -31,6 +31,7 @@ from kvbm_console.core import events as ev
 from kvbm_console.core.describe import describe
 from kvbm_console.core.errors import NotFound, UsageError
 from kvbm_console.core.ids import SlotState
+from kvbm_console.planning.grouped import refusal
 from kvbm_console.planning.meter import RequestRecord
 from kvbm_console.planning.options import BATCH_MAX, BLOCKS_MAX, SimulateOptions
 from kvbm_console.planning.plan import TIERS, Change, changes_of, with_fields
@@ -286,6 +287,8 @@ class _Search:
             change = with_fields(self.options, memory=True, **{field: self._more(field, more)}, **also)
             return change, self._outcome(self._run(change.options, change.flags))
 
+        if refusal(msgspec.structs.replace(self.options, **{field: self._more(field, 1)})) is not None:
+            return None
         low, high = 0, max(1, (getattr(self.options, field) or self.options.total_kv_blocks) // 16)
         best: tuple[Change, ReplayedRequest] | None = None
         for _ in range(DOUBLINGS):

@@ -135,10 +135,12 @@ class Translator:
         self._call(
             st.PoolDeclared, settings.dp_rank, settings.group, Tier.G1, MEDIUM_OF[Tier.G1], capacity,
             settings.block_tokens, Authority.OBSERVED, False, settings.first_place,
+            settings.windows.get(settings.group),
         )
         for group, size in settings.others.items():
             self.calls.append(Call(self._stimulus(
                 st.PoolDeclared, settings.dp_rank, group, Tier.G1, MEDIUM_OF[Tier.G1], None, size, Authority.STREAM,
+                False, 0, settings.windows.get(group),
             ), medium=f"{GROUP}{group}"))
             self.pools[f"{GROUP}{group}"] = -1
         if settings.medium and settings.caching:
@@ -147,6 +149,7 @@ class Translator:
             Measure.CAPACITY_BLOCKS: settings.capacity_blocks if settings.others else None,
             Measure.HOST_CAPACITY_BLOCKS: settings.host_blocks,
             Measure.RUNNING_MOST: settings.running_most, Measure.STEP_TOKENS_MOST: settings.step_tokens_most,
+            Measure.RETENTION_TOKENS: settings.retention,
         }
         known = {measure: value for measure, value in limits.items() if value is not None}
         if known:

@@ -4,6 +4,7 @@ Law of this file: construction refuses a value out of bounds. All times are inte
 configuration gives the same events on any machine.
 """
 
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
@@ -37,6 +38,13 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     groups: tuple[int, ...] = (0,)
     """The groups of layers. Each has blocks of its own, and all share the device. A number is the window of a group:
     tokens that a token sees, itself included. 0 if it sees all tokens before it. With 1 nothing would be cached."""
+    group_numbers: tuple[int, ...] = ()
+    """The numbers that the engine itself gives to ``groups``; empty for those of their order. Of blocks that a request
+    used alike, its host tier evicts that of the lowest number first."""
+    retention: int | None = None
+    """Which blocks groups with a window keep cached behind their requests (vLLM's ``prefix_cache_retention_interval``):
+    all for None. For 0 the windows at the end of the prompt and at the end of a shared prefix, for a larger number also
+    those at each multiple of so many tokens."""
     whole_sequences: bool = False
     """True if a request is admitted only when there is room for all of its tokens, not for the first chunk alone. A
     load also leaves the blocks free that other prompts need. No loaded request is preempted for a running one."""
@@ -61,7 +69,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             value = getattr(self, field)
             require(0 <= value <= 2**31 - 1, field, "from 0 to 2147483647", value)
         require(self.early_steps or not self.fenced_steps, "fenced_steps", "false without early_steps", True)
+        require(self.retention is None or 0 <= self.retention <= 2**31 - 1, "retention", "from 0 to 2147483647",
+                self.retention)
         require(1 <= len(self.groups) <= GROUPS_MAX, "groups", f"from 1 to {GROUPS_MAX} groups", len(self.groups))
+        numbers = sorted(self.group_numbers)
+        require(numbers in ([], [*range(len(self.groups))]), "group_numbers", "the numbers of the groups", numbers)
         for window in self.groups:
             require(0 <= window <= 2**31 - 1 and window != 1, "groups", "0 or from 2 to 2147483647", window)
 
@@ -84,6 +96,15 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             tokens = min(tokens, window - 1 + self.max_batch_tokens + block_tokens)
         return -(-tokens // block_tokens)
 
+    def most_decoding(self, tokens: int, block_tokens: int) -> int:
+        """Most blocks that a decoding sequence of so many tokens holds, in all groups.
+
+        >>> EngineConfig(g1_blocks=1, groups=(0, 64)).most_decoding(1_600, 16)
+        105
+        """
+        whole = -(-tokens // block_tokens)
+        return sum([min(whole, (window - 1) // block_tokens + 2) if window else whole for window in self.groups])
+
     def step_ns(self, prefill_tokens: int, decoding: int) -> int:
         """Duration of an iteration.
 
@@ -100,6 +121,21 @@ def passed_blocks(window: int, computed_tokens: int, block_tokens: int) -> int:
     (1, 0)
     """
     return max(0, computed_tokens + 1 - window) // block_tokens if window else 0
+
+
+def is_kept(at: int, tails: Sequence[int], need: int, retention: int | None, block_tokens: int) -> bool:
+    """True if block ``at`` of a group is kept by ``EngineConfig.retention``. A hit needs so many of its blocks in a
+    row, 0 for all of them. ``tails`` are the ends of the prompt and of a shared prefix, in blocks.
+
+    >>> [at for at in range(12) if is_kept(at, (9,), 2, 0, 16)]
+    [7, 8]
+    >>> [at for at in range(12) if is_kept(at, (9,), 2, 64, 16)]
+    [2, 3, 6, 7, 8, 10, 11]
+    """
+    if not need or retention is None or any(end - need <= at < end for end in tails):
+        return True
+    each = retention // block_tokens
+    return bool(retention) and (need >= each or at % each >= each - need)
 
 
 def window_blocks(window: int, block_tokens: int) -> int:

@@ -30,11 +30,16 @@ class SimulatedMachine(msgspec.Struct, frozen=True, kw_only=True):
     leader: LeaderConfig
     engine: EngineConfig
     links: tuple[LinkSpec, ...] = DEFAULT_LINKS
+    own_connector: bool = False
+    """True if the host tier belongs to the engine's own connector, as in vLLM. ``leader`` then has its numbers."""
 
     def labels(self) -> dict[str, str]:
         """The label of a recording of this machine; the leader's numbers are not in it."""
         label = msgspec.to_builtins(_Label(self.engine, tuple(self.links)))
-        for field in ("groups", "whole_sequences", "early_steps", "fenced_steps", "named_early", "passes_at_end"):
+        for field in (
+            "groups", "group_numbers", "retention", "whole_sequences", "early_steps", "fenced_steps", "named_early",
+            "passes_at_end",
+        ):
             if getattr(self.engine, field) == getattr(EngineConfig(g1_blocks=1), field):
                 del label["engine"][field]
         return {LABEL: msgspec.json.encode(label).decode()}

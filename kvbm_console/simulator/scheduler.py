@@ -37,13 +37,15 @@ from typing import Final
 
 from kvbm_console.core.errors import InternalError
 from kvbm_console.core.instructions import MatchAnswer
-from kvbm_console.simulator.config import EngineConfig, passed_blocks, window_blocks
+from kvbm_console.simulator.config import EngineConfig, is_kept, passed_blocks, window_blocks
 from kvbm_console.simulator.device_pool import NO_PLACE, DevicePool, SharedPool
 from kvbm_console.simulator.port import EnginePort
 from kvbm_console.simulator.work import CloneFamily, Plan, Table, Work
 
 LOOKUPS_MAX: Final = 64
-"""Lookups in one iteration; requests that must ask again are passed over, and a long queue of them must stay cheap."""
+"""Lookups in one iteration; requests that must ask again are passed over, and a long queue of them must stay cheap.
+
+vLLM has no such limit, and neither has an engine with ``whole_sequences``."""
 
 
 class Scheduler:
@@ -57,6 +59,7 @@ class Scheduler:
     def __init__(self, config: EngineConfig, port: EnginePort, block_tokens: int) -> None:
         self.config = config
         self.groups = len(config.groups)
+        self._before_first = config.group_numbers[0] if config.group_numbers else 0
         self.pool = SharedPool(config.g1_blocks) if self.groups > 1 else DevicePool(config.g1_blocks)
         self.port = port
         self.block_tokens = block_tokens
@@ -316,7 +319,9 @@ class Scheduler:
         if self.config.plain or work.name in self.port.held:
             return
         computed = work.settled if self.config.early_steps else work.computed
-        for group, table in enumerate(work.tables):
+        tables, first = work.tables, self._before_first
+        for group in (*range(1, 1 + first), 0, *range(1 + first, self.groups)):
+            table = tables[group]
             before, passed = table.passed, passed_blocks(self.config.groups[group], computed, self.block_tokens)
             if passed <= before:
                 continue
@@ -472,7 +477,8 @@ class Scheduler:
     def _admit(self, plan: Plan, budget: int) -> int:
         """Waiting requests, first come first served; a request that must ask again lets the next request try."""
         at = lookups = 0
-        while at < len(self.waiting) and budget > 0 and lookups < LOOKUPS_MAX:
+        most = len(self.waiting) if self.config.whole_sequences else LOOKUPS_MAX
+        while at < len(self.waiting) and budget > 0 and lookups < most:
             work = self.waiting[at]
             if self._seats_taken() + sum(1 + other.due for other in self.loaded) + work.due >= self.config.max_running:
                 break
@@ -553,13 +559,18 @@ class Scheduler:
         limit = (work.total - 1) // self.block_tokens
         if self.config.plain:
             return [self.pool.match(work.hashes, limit)]
+        longest = None
         while True:
             found = [
                 self._found_in(table, window, limit)
                 for table, window in zip(work.tables, self.config.groups, strict=True)
             ]
+            if longest is None:
+                longest = min([len(places) for places, window in zip(found, self.config.groups, strict=True)
+                               if not window], default=0)
             limit = min(map(len, found))
             if all(len(places) == limit for places in found):
+                work.junction = longest * self.block_tokens if longest > limit else 0
                 return found
 
     def _found_in(self, table: Table, window: int, limit: int) -> list[int]:
@@ -590,6 +601,17 @@ class Scheduler:
             raise InternalError(f"the lookup of {work.name} leaves no token to compute: {answer}")
         return answer
 
+    def take_hopeless(self) -> Work | None:
+        """Take out the next request if it finds no room on a device that nobody uses."""
+        work = self._refused
+        if work is None or not self.config.whole_sequences or self.live > len(self.waiting) or (
+            self.pool.free_blocks < self.pool.capacity_blocks
+        ):
+            return None
+        self.waiting.remove(work)
+        self._refused = None
+        return work
+
     def made_way(self) -> bool:
         """Ask again for the refused request, as a polling engine does; True if a hold made way for it.
 
@@ -618,9 +640,24 @@ class Scheduler:
     def _cache_fetched(self, work: Work) -> None:
         """Others find the blocks that were loaded for a request. vLLM caches them when the request has a seat."""
         count, work.fetched = work.fetched, 0
-        first = max(work.stored - count, work.passed)
-        self.pool.store(work.blocks[first : work.stored], work.hashes[first : work.stored])
-        self.store_others([work], [count])
+        stored = {
+            group: self._cache(work, group, max(work.stored - count, table.passed), work.stored)
+            for group, table in enumerate(work.tables)
+        }
+        if self.groups > 1:
+            self.port.shared("", [], stored=stored)
+
+    def _cache(self, work: Work, group: int, first: int, end: int) -> list[int]:
+        """Cache full blocks of a group of a request, as far as they are kept. The result are their hashes."""
+        table, config, size = work.tables[group], self.config, self.block_tokens
+        need = window_blocks(config.groups[group], size)
+        if not need or config.retention is None:
+            self.pool.store(table.blocks[first:end], table.hashes[first:end])
+            return list(work.hashes[first:end])
+        tails = (work.request.prompt_tokens - 1) // size, work.junction // size
+        kept = [at for at in range(first, end) if is_kept(at, tails, need, config.retention, size)]
+        self.pool.store([table.blocks[at] for at in kept], [table.hashes[at] for at in kept])
+        return [work.hashes[at] for at in kept]
 
     def _name(self, plan: Plan, work: Work, count: int) -> None:
         """Cache the blocks of a prompt that ``count`` scheduled tokens fill."""
@@ -629,9 +666,7 @@ class Scheduler:
             return
         named: dict[int, list[int]] = {}
         for group, table in enumerate(work.tables):
-            first = max(work.named, table.passed)
-            self.pool.store(table.blocks[first:full], table.hashes[first:full])
-            named[group] = list(work.hashes[first:full])
+            named[group] = self._cache(work, group, max(work.named, table.passed), full)
         work.named = full
         plan.named.append(work)
         if self.groups > 1:
@@ -649,6 +684,11 @@ class Scheduler:
 
     def store(self, works: Sequence[Work], counts: Sequence[int], ids: list[int], hashes: list[int]) -> None:
         """The last ``counts`` of the stored blocks of these requests have become full: in the first group ``ids``."""
+        if self.config.groups[0] and self.config.retention is not None:
+            for work, count in zip(works, counts, strict=True):
+                self._cache(work, 0, max(work.stored - count, work.named), work.stored)
+            self.store_others(works, counts)
+            return
         if self.config.named_early:
             named = [work.named > at for work, count in zip(works, counts, strict=True)
                      for at in range(work.stored - count, work.stored)]
@@ -665,8 +705,7 @@ class Scheduler:
         for work, count in zip(works, counts, strict=True):
             for group, table in enumerate(work.others, start=1):
                 first = max(work.stored - count, work.named, table.passed)
-                self.pool.store(table.blocks[first : work.stored], table.hashes[first : work.stored])
-                stored.setdefault(group, []).extend(work.hashes[first : work.stored])
+                stored.setdefault(group, []).extend(self._cache(work, group, first, work.stored))
         self.port.shared("", [], stored=stored)
 
     # --- taking blocks back ---
@@ -680,6 +719,7 @@ class Scheduler:
         held = victim.held
         self.withhold(victim.name, held)
         kept = set(self.port.preempted(victim))
+        self.release_others(victim, before_first=True)
         self.give_back(victim.name, [block for block in held if block not in kept])
         self.release_others(victim)
         if victim.prefilled:
@@ -695,9 +735,10 @@ class Scheduler:
         self.preemptions += 1
         plan.preempted += 1
 
-    def release_others(self, work: Work) -> None:
-        """Release the blocks of a request in the groups beside the first: no copy reads them."""
-        for table in work.others:
+    def release_others(self, work: Work, *, before_first: bool = False) -> None:
+        """Release the blocks of a request in the groups beside the first: no copy reads them. ``before_first``: only in
+        those that the engine numbers below the first, and releases before it."""
+        for table in work.others[: self._before_first] if before_first else work.others:
             self.pool.release(table.held)
             table.blocks, table.passed = [], 0
 

@@ -211,7 +211,8 @@ class SimulatedEngine:
         size, clones, config = self.block_tokens, len(request.clone_hashes), self.config
         prompt = config.most_held(request.prompt_tokens, size)
         forked = prompt + clones * len(config.groups) * (request.prompt_tokens % size > 0)
-        longest = config.most_held(request.prompt_tokens + request.output_tokens - 1, size)
+        tokens = request.prompt_tokens + request.output_tokens - 1
+        longest = config.most_decoding(tokens, size) if config.whole_sequences else config.most_held(tokens, size)
         return clones < self.config.max_running and max(forked, longest) <= self.config.g1_blocks
 
     def _arrive(self, request: Request) -> None:
@@ -260,6 +261,8 @@ class SimulatedEngine:
             if plan is None:
                 if self._ended_late() or self._nudged or (self.calendar.next_ns is None and self.scheduler.made_way()):
                     continue
+                if self._end_too_large():
+                    continue
                 return
             lasts_ns, late_ns = self.config.step_ns(plan.prefill_tokens, plan.decoding), 0
             if plan.steady or plan.tokens:
@@ -281,6 +284,16 @@ class SimulatedEngine:
                 continue
             ends_ns = self.calendar.now_ns + lasts_ns * plan.steps + late_ns
             self._end_ticket = self.calendar.at(ends_ns, self._end_iteration, felt=False)
+
+    def _end_too_large(self) -> bool:
+        """End a request that was preempted and has become longer than the empty device. vLLM would wait for ever."""
+        work = self.scheduler.take_hopeless()
+        if work is None:
+            return False
+        self.totals.too_large += 1
+        self.port.finished(work.name, [], FinishReason.TOO_LARGE)
+        self._end(work)
+        return True
 
     def _take_ends(self) -> list[str]:
         """The requests that ended since an iteration was formed, by their numbers; none if one has no number."""
@@ -390,6 +403,8 @@ class SimulatedEngine:
         held = work.held
         self._ends.append((work.request.end_number, work.name))
         self.scheduler.withhold(work.name, held)
-        if not self.port.finished(work.name, held, reason):
+        withheld = self.port.finished(work.name, held, reason)
+        self.scheduler.release_others(work, before_first=True)
+        if not withheld:
             self.scheduler.give_back(work.name, held)
         self.scheduler.release_others(work)

@@ -45,7 +45,8 @@ class Work(Table):
     """
 
     __slots__ = (
-        "announced", "computed", "decoding", "due", "family", "fetched", "last", "name", "named", "others", "preempted",
+        "announced", "computed", "decoding", "due", "family", "fetched", "junction", "last", "name", "named", "others",
+        "preempted",
         "prefilled", "request", "settled", "skipped", "starved_ns", "stored", "total",
     )
 
@@ -65,6 +66,9 @@ class Work(Table):
         self.stored = 0
         self.named = 0
         """With ``named_early`` so many leading blocks carry their hash. Those from ``stored`` on are being computed."""
+        self.junction = 0
+        """At its last lookup the tokens of a prefix that the groups without a window had and one with a window had not;
+        0 if there were none. Other requests share it, so the blocks of windows at its end are kept."""
         self.fetched = 0
         """So many of its ``stored`` blocks were loaded, and others do not find them yet."""
         self.announced = False

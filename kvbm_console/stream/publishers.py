@@ -76,6 +76,10 @@ def measure_texts(values: Mapping[str, int]) -> list[tuple[str, str]]:
         texts.append(("limit", f"at most {values['running_most']:,} running"))
     if "step_tokens_most" in values:
         texts.append(("step", f"at most {values['step_tokens_most']:,} tokens a step"))
+    if values.get("retention_tokens") == 0:
+        texts.append(("windows", "keeps the windows at the ends of prompts"))
+    elif values.get("retention_tokens", 1) > 1:
+        texts.append(("windows", f"keeps a window each {values['retention_tokens']:,} tokens"))
     if "preemptions" in values:
         texts.append(("preemptions", f"{values['preemptions']:,} preempted"))
     if "first_token_ns" in values:

@@ -71,6 +71,10 @@ class TapSettings(msgspec.Struct, frozen=True):
     others: dict[int, int] = {}
     """The engine's other groups, to the tokens in a block of each. All share the places of one pool, so no group has a
     capacity of its own."""
+    windows: dict[int, int] = {}
+    """Groups to the tokens that a token of their layers sees, itself included; 0 for all. Others are not known."""
+    retention: int | None = None
+    """See ``Measure.RETENTION_TOKENS``; 1 where all blocks are kept, None if unknown."""
     uncertain: bool = False
     """True if reports of blocks may be wrong, because this engine's groups or its pool cannot be followed."""
     silent: bool = False
@@ -80,7 +84,7 @@ class TapSettings(msgspec.Struct, frozen=True):
     tiers: bool = False
     """True if a tap stands around a tier below the host tier, so that a load from there can be held."""
     host_blocks: int | None = None
-    """The blocks that fit into the medium; None if unknown, or if several groups share it."""
+    """The blocks of all groups that fit into the medium; None if unknown."""
     running_most: int | None = None
     """Most requests that the engine runs at once."""
     step_tokens_most: int | None = None

@@ -217,8 +217,9 @@ def _sender(
         medium="" if inside is None else str(ours.get("medium") or MEDIA.get(inside, "EXTERNAL")),
         token_file=str(ours.get("token_file", "")), tls_ca=str(ours.get("tls_ca", "")), group=group,
         others={at: size for at, size in enumerate(sizes) if at != group},
+        windows=_window_sizes(kv_cache_config), retention=_retention(kv_cache_config),
         uncertain=keeps is _Keeps.OTHER or not sees_pool,
-        host_blocks=_host_blocks(connector) if len(sizes) == 1 else None,
+        host_blocks=_host_blocks(connector),
         running_most=getattr(scheduling, "max_num_seqs", None),
         step_tokens_most=(
             getattr(scheduling, "max_num_scheduled_tokens", None)
@@ -454,6 +455,26 @@ def _groups(kv_cache_config: Any, vllm_config: Any) -> tuple[int, list[int], _Ke
     if whole or not groups:
         return (whole[0] if whole else 0), sizes, _Keeps.PREFIX
     return 0, sizes, _Keeps.WINDOW if _are(_WINDOWS, groups[0].kv_cache_spec) else _Keeps.OTHER
+
+
+def _window_sizes(kv_cache_config: Any) -> dict[int, int]:
+    """See ``TapSettings.windows``."""
+    windows = {}
+    for at, group in enumerate(getattr(kv_cache_config, "kv_cache_groups", None) or ()):
+        spec = group.kv_cache_spec
+        layers = getattr(spec, "kv_cache_specs", None) or {"": spec}
+        sizes = {0} if _are(_WHOLE, spec) else {getattr(layer, "sliding_window", None) for layer in layers.values()}
+        if len(sizes) == 1 and isinstance(size := sizes.pop(), int):
+            windows[at] = size
+    return windows
+
+
+def _retention(kv_cache_config: Any) -> int | None:
+    """See ``TapSettings.retention``. Releases without the setting keep all blocks."""
+    if not any(_window_sizes(kv_cache_config).values()):
+        return None
+    interval = getattr(kv_cache_config, "prefix_cache_retention_interval", None)
+    return 1 if interval is None else int(interval)
 
 
 def _sizes(kv_cache_config: Any, vllm_config: Any) -> Sizes:

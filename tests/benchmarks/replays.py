@@ -19,6 +19,8 @@ SHOWS: Final = {
     "trouble": "32 places, every third load fails",
     "offload": "48 places, 4 seats",
     "hybrid": "34 places, a second group of blocks",
+    "kept": "59 places, a second group of blocks, vLLM's default retention",
+    "mixed": "60 places, three groups of blocks, a host tier of 100",
     "window": "30 places, all layers see a window",
     "passed": "40 places, 4 seats, all layers see a window",
     "below": "96 places, all layers see a window, a host tier of 100 blocks",

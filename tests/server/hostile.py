@@ -300,6 +300,7 @@ FIELDS: Final[dict[str, Draw]] = {
     "passed_blocks": lambda liar, told: liar.one(0, 0, 0, 1, 3, -1),
     "passed_hashes": lambda liar, told: liar.hashes(liar.one(0, 0, 1, 3)),
     "first_place": lambda liar, told: liar.one(0, 0, 1, 64, 65, -1),
+    "window": lambda liar, told: liar.one(None, None, 0, 64, 2**31 - 1, 2**31, 1, -1),
 }
 """Field to what it is drawn from, given the fields in front of it."""
 OF_KIND: Final[dict[tuple[type[st.Stimulus], str], Draw]] = {
@@ -333,7 +334,7 @@ ODDITIES: Final[dict[str, Draw]] = {
         "prompt_tokens", "output_limit", "priority", "computed_tokens", "external_tokens", "iteration", "count",
         "running", "waiting", "operation", "epoch", "rank", "pool", "source_pool", "target_pool", "first", "last",
         "entry", "tokens", "copy", "blocks", "size_bytes", "took_ns", "group", "place", "below", "dp_rank",
-        "capacity_blocks", "first_place", "block_tokens", "age_ns", "free", "cached",
+        "capacity_blocks", "first_place", "window", "block_tokens", "age_ns", "free", "cached",
     ), _number),
     **dict.fromkeys((
         "partial_ids", "appended_ids", "stored", "removed", "places", "chains", "parents", "marked", "contents",

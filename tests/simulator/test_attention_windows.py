@@ -281,3 +281,56 @@ def test_the_label_of_a_recording_has_the_groups(groups: tuple[int, ...]) -> Non
     labels: dict[str, Any] = machine.labels()
     assert SimulatedMachine.of_labels(machine.leader, labels) == machine
     assert ("groups" in labels["machine"]) is (groups != (0,))
+
+
+def sequences(requests: Sequence[tuple[str, int, int]]) -> GivenRequests:
+    """Requests of these prompts and answers that arrive together and share no block."""
+    made = [
+        Request(name, 0, tuple(range(1000 * at + 1, 1000 * at + 1 + prompt // 16)),
+                tuple(range(1000 * at + 500, 1000 * at + 500 + (prompt + output) // 16 - prompt // 16)), prompt, output,
+                None)
+        for at, (name, prompt, output) in enumerate(requests)
+    ]
+    return GivenRequests("sequences", made, CAPACITIES)
+
+
+def test_a_request_fits_by_the_blocks_that_it_holds_while_it_decodes() -> None:
+    """Its windows pass the blocks that it would need all at once."""
+    config = EngineConfig(g1_blocks=20, groups=(0, 32), max_batch_tokens=512, whole_sequences=True)
+    ledger = MachineLedger(config, sequences([("a", 100, 120)]), 16)
+    ledger.run_to_end()
+    assert (ledger.engine.totals.finished, ledger.engine.totals.too_large) == (1, 0)
+
+
+def test_a_preempted_request_that_no_empty_device_holds_ends() -> None:
+    """It needs 22 blocks to begin anew, and 17 to go on; vLLM would keep it waiting for ever."""
+    config = EngineConfig(g1_blocks=20, groups=(0, 32), max_batch_tokens=512, whole_sequences=True)
+    ledger = MachineLedger(config, sequences([("a", 1, 100), ("b", 100, 120), ("c", 20, 5)]), 16)
+    ledger.run_to_end()
+    totals = ledger.engine.totals
+    assert (totals.finished, totals.too_large) == (2, 1)
+
+
+@pytest.mark.parametrize(("retention", "kept"), [(None, {0, 1, 2, 3, 4}), (0, {2, 3, 4}), (32, {0, 1, 2, 3, 4})])
+def test_a_window_keeps_the_end_of_a_prompt_and_not_all_of_it(retention: int | None, kept: set[int]) -> None:
+    config = EngineConfig(g1_blocks=40, groups=(0, 48), retention=retention, whole_sequences=True)
+    ledger = MachineLedger(config, sequences([("a", 81, 40)]), 16)
+    ledger.run_to_end()
+    hashes = {key & 0xFFFF for key in ledger._pool.hash_of if key >> 64 == 1}
+    assert {key - 1 for key in hashes if key < 500} == kept
+    assert any(key >= 500 for key in hashes) is (retention != 0)
+
+
+def test_the_end_of_a_shared_prefix_is_kept_too() -> None:
+    """Two prompts share three blocks. The second finds them in the group that sees all tokens, and computes them."""
+    config = EngineConfig(g1_blocks=60, groups=(0, 32), retention=0, whole_sequences=True, max_running=1)
+    shared = (1, 2, 3)
+    requests = [
+        Request(name, 0, (*shared, *rest), (), 16 * (3 + len(rest)) + 1, 2, None)
+        for name, rest in (("a", (11, 12, 13)), ("b", (21, 22)), ("c", (31, 32, 33)))
+    ]
+    ledger = MachineLedger(config, GivenRequests("shared", requests, CAPACITIES), 16)
+    ledger.run_to_end()
+    hashes = {key & 0xFFFF for key in ledger._pool.hash_of if key >> 64 == 1}
+    assert hashes == {12, 13, 2, 3, 21, 22, 32, 33}
+    assert ledger.totals.hit_blocks[0] == 3, "the third prompt finds what the second has kept"

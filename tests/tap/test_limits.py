@@ -4,6 +4,7 @@ Law of this file: an unknown limit is absent, and a pool that several groups sha
 """
 
 from kvbm_console.core.ids import Measure, Tier
+from kvbm_console.core.snapshots import decode_facts, encode_facts
 from kvbm_console.metrics.collect import collect, scrape_of
 from kvbm_console.metrics.exposition import render
 from kvbm_console.tap.flatten import Flattener
@@ -57,3 +58,23 @@ def test_groups_that_share_the_device_have_no_capacity_of_their_own() -> None:
     numbers, pools = told(TapSettings("", "vllm", BLOCK, 64, others={1: BLOCK}))
     assert numbers == {Measure.CAPACITY_BLOCKS: 64}
     assert pools == [(Tier.G1, None), (Tier.G1, None)]
+
+
+def test_the_host_tier_of_several_groups_has_places_and_no_number_of_blocks() -> None:
+    """Each of its places holds a block of one group, and its pool names a block once for all groups."""
+    settings = TapSettings("", "vllm", BLOCK, 64, medium="CPU", host_blocks=400, others={1: BLOCK})
+    numbers, pools = told(settings)
+    assert numbers == {Measure.CAPACITY_BLOCKS: 64, Measure.HOST_CAPACITY_BLOCKS: 400}
+    assert pools == [(Tier.G1, None), (Tier.G1, None), (Tier.G2, None)]
+
+
+def test_pools_have_the_windows_of_their_groups() -> None:
+    settings = TapSettings(
+        "", "vllm", BLOCK, 64, group=1, others={0: BLOCK, 2: BLOCK}, windows={0: 128, 1: 0}, retention=0
+    )
+    watch = Watching(TapRecorder(), Flattener(block_tokens=BLOCK), settings)
+    state = watch.leader.state
+    windows = {pool.info.group: pool.info.window for pool in state.pools if pool.info.source}
+    assert windows == {0: 128, 1: 0, 2: None}
+    assert told(settings)[0][Measure.RETENTION_TOKENS] == 0
+    assert decode_facts(encode_facts(state)).pools[1].info == state.pools[1].info

@@ -57,7 +57,7 @@ def test_the_leader_comes_to_the_schedulers_own_truth_after_every_step(name: str
     assert not state.slots
     assert state.totals.hit_blocks[0] > 0
     assert (passed > 0) is (name in ("window", "passed", "below"))
-    tiered = name not in ("alone", "hybrid", "window", "passed", "early", "twins")
+    tiered = name not in ("alone", "hybrid", "kept", "window", "passed", "early", "twins")
     assert (loads > 0) is tiered is (state.totals.hit_blocks[Tier.G2 - 1] > 0)
     assert watch.mirror.totals == state.totals
 

@@ -48,6 +48,11 @@ RUNS: Final[dict[str, Any]] = {
     "window": (tap(), {"blocks": 30, "running": 8, "groups": ("window",)}, (8, 6, 3), 0.02),
     "passed": (tap(), {"blocks": 40, "running": 4, "groups": ("window",)}, (5123, 6, 4), 0.0),
     "below": (tap(offloading(100)), {"blocks": 96, "running": 16, "groups": ("window",)}, (13, 24, 5), 0.0),
+    "kept": (tap(), {"blocks": 59, "running": 8, "groups": ("full", "window"), "retention": 0}, (35, 16, 4), 0.0),
+    "mixed": (
+        tap(offloading(100)), {"blocks": 60, "running": 8, "groups": ("window", "full", "window"), "retention": 0},
+        (97, 16, 4), 0.0,
+    ),
     "early": (tap(), {"blocks": 36, "running": 8, "scheduling": {"async_scheduling": True}}, (41, 6, 4), 0.0),
     "twins": (tap(), {"blocks": 40, "running": 8}, 42, 0.0),
     "ahead": (
@@ -62,9 +67,10 @@ abort before a step.
 ``trouble`` has loads that fail and are computed instead, preemptions and aborts; in ``refused`` a failed load ends its
 request; ``hybrid`` has a second group of blocks, of layers that see a window, and ``window`` has these alone;
 in ``passed`` the order in which a request that ends gives back its blocks decides what is lost next; ``below`` has such
-layers with a host tier; ``early`` forms a step before the result of the last one is known, and ``ahead``
-does with a host tier; in ``twins`` two requests with one prompt arrive in each step; in ``anew`` a preempted request
-stores blocks again that the host tier gave up; ``chats`` is large enough for a hit rate.
+layers with a host tier; ``kept`` and ``mixed`` keep the windows at the ends of prompts alone, as vLLM does by default,
+and ``mixed`` has three groups and a host tier; ``early`` forms a step before the result of the last one is known, and
+``ahead`` does with a host tier; in ``twins`` two requests with one prompt arrive in each step; in ``anew`` a preempted
+request stores blocks again that the host tier gave up; ``chats`` is large enough for a hit rate.
 """
 STEP_NS: Final = 8_000_000
 TOKEN_NS: Final = 50_000
@@ -99,22 +105,23 @@ class Clock:
         self.now_ns += STEP_NS + TOKEN_NS * (sum(counts) - decoding) + REQUEST_NS * decoding
 
 
-def truth(engine: Engine) -> dict[str, Any]:
-    """What the scheduler holds after it has formed a step."""
+def truth(engine: Engine, group: int) -> dict[str, Any]:
+    """What the scheduler holds after it has formed a step: places in one group, and the hashes of all others."""
     manager = engine.scheduler.kv_cache_manager
     requests = {
-        name: [manager.get_block_ids(name)[0], request.num_computed_tokens, request.status is RequestStatus.RUNNING]
+        name: [manager.get_block_ids(name)[group], request.num_computed_tokens, request.status is RequestStatus.RUNNING]
         for name, request in engine.scheduler.requests.items() if not request.is_finished()
     }
     hashes = {
         block.block_id: short(get_block_hash(block.block_hash)) for block in manager.block_pool.blocks
-        if block.block_hash is not None and not block.is_null and get_group_id(block.block_hash) == 0
+        if block.block_hash is not None and not block.is_null and get_group_id(block.block_hash) == group
     }
-    windows = [
-        short(get_block_hash(block.block_hash)) for block in manager.block_pool.blocks
-        if block.block_hash is not None and get_group_id(block.block_hash) == 1
-    ]
-    return {"requests": requests, "hashes": hashes, "windows": sorted(windows)}
+    others = {
+        (get_group_id(block.block_hash), short(get_block_hash(block.block_hash)))
+        for block in manager.block_pool.blocks if block.block_hash is not None
+    }
+    windows = sorted(key for at, key in others if at != group)
+    return {"requests": requests, "hashes": hashes, "windows": windows}
 
 
 def record(name: str) -> bytes:
@@ -129,10 +136,10 @@ def record(name: str) -> bytes:
         for formed in engine.run(load, aborts=aborts):
             clock.step(formed)
             watch.pump()
-            steps.append([watch.kept, truth(engine)])
+            steps.append([watch.kept, truth(engine, sender.settings.group)])
             watch.kept = []
         watch.pump()
-        steps.append([watch.kept, truth(engine)])
+        steps.append([watch.kept, truth(engine, sender.settings.group)])
     data = msgspec.msgpack.encode({
         "settings": msgspec.to_builtins(sender.settings), "steps": steps, "cached": engine.cached,
     })

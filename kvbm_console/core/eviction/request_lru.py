@@ -10,6 +10,7 @@ the ranks, whatever continues what. A choice gives all victims or none.
 
 from collections.abc import Callable, Collection, Iterable, KeysView, Sequence
 from heapq import heapify, heappop, heappush
+from itertools import count
 from typing import Any, Final
 
 Rank = tuple[int, int]
@@ -71,7 +72,7 @@ class RequestLru:
         """A request goes on behind ``first`` blocks that need no copy; it loads the keys from its block ``at`` on."""
         use = self._uses.setdefault(owner, _Use(0, 0))
         use.next = first
-        self._use(use, loaded, at)
+        self._use(use, zip(loaded, count(at), strict=False))
 
     def offered(
         self, owner: int, keys: Sequence[int], first: int, end: int, written: Collection[int] = ()
@@ -83,19 +84,23 @@ class RequestLru:
             first, use.next = max(first, use.next), end
             offer = tuple(keys[first:end])
             self._offers.update(dict.fromkeys(offer, offer))
-            self._use(use, keys[first:end], first, written)
+            self._use(use, [(key, at) for at, key in enumerate(offer, first) if key not in written])
 
     def offered_with(self, keys: Iterable[int]) -> set[int]:
         """These keys, and all that their requests offered with them in the last iteration."""
         return {other for key in keys for other in self._offers.get(key, (key,))}
 
-    def _use(self, use: _Use, keys: Sequence[int], at: int, written: Collection[int] = ()) -> None:
-        if keys and not use.number:
-            self._next += 1
-            use.number = self._next
-        for place, key in enumerate(keys, at):
+    def used(self, owner: int, keys: Iterable[tuple[int, int]]) -> None:
+        """A request uses these keys, each with its place in the prefix."""
+        self._use(self._uses.setdefault(owner, _Use(0, 0)), keys)
+
+    def _use(self, use: _Use, keys: Iterable[tuple[int, int]]) -> None:
+        for key, place in keys:
+            if not use.number:
+                self._next += 1
+                use.number = self._next
             # What it used before counts again only if it was given up since, so that it is copied here anew.
-            if key not in written and (key not in use.seen or key not in self._rank):
+            if key not in use.seen or key not in self._rank:
                 use.seen[key] = place
                 self._raise(key, (use.number, -place))
 
@@ -117,7 +122,8 @@ class RequestLru:
         place = {name: at for at, name in enumerate(order)}
         for owner, _ in sorted(self._ended, key=lambda one: place.get(one[1], len(place))):
             seen = self._uses.pop(owner).seen
-            for key in sorted(seen, key=seen.__getitem__, reverse=True):
+            # Blocks of several groups of layers at one place: their numbers stand above the 64 bits of the hash.
+            for key in sorted(seen, key=lambda key: (seen[key], key >> 64), reverse=True):
                 self._next += 1
                 self._due.append((key, self._next))
         self._ended.clear()

@@ -36,7 +36,7 @@ def _pool_known(state: "CacheState", e: ev.PoolKnown) -> None:
     pool = PoolFacts(
         PoolInfo(
             e.pool, e.source, e.dp_rank, e.group, e.tier, e.medium, e.capacity_blocks, e.block_tokens,
-            e.authority, e.first_place,
+            e.authority, e.first_place, e.window,
         )
     )
     pool.silent = e.silent

@@ -39,6 +39,8 @@ FIRST_PLACE_MAX: Final = 64
 AGE_MAX_NS: Final = 2**62
 """An age beyond this is no time: 146 years."""
 
+WINDOW_MAX: Final = 2**31 - 1
+"""Tokens of an attention window."""
 _AGE_BOUNDS: Final = frozenset(AGE_BOUNDS_NS)
 _NOTHING_MORE: Final = (b"", b"", b"", b"", (), (), (), ())
 """The columns of a report that stores nothing, from ``chains`` on."""
@@ -57,6 +59,8 @@ def pool_declared(decider: Decider, s: st.PoolDeclared) -> PoolAnswer:
         raise Refused(f"first_place must be 0 in a pool whose places no tap tells, got {s.first_place}")
     if not 0 <= s.first_place <= FIRST_PLACE_MAX:
         raise Refused(f"first_place must be from 0 to {FIRST_PLACE_MAX}, got {s.first_place}")
+    if s.window is not None and (s.window == 1 or not 0 <= s.window <= WINDOW_MAX):
+        raise Refused(f"window must be 0 or from 2 to {WINDOW_MAX}, got {s.window}")
     ours = s.authority is Authority.LEADER
     if ours and (s.source or s.dp_rank or s.group or s.tier is Tier.G1 or capacity is None):
         raise Refused("a pool that the leader decides is below G1, of source 0, rank 0, group 0, and has a capacity")
@@ -78,7 +82,7 @@ def pool_declared(decider: Decider, s: st.PoolDeclared) -> PoolAnswer:
     number = len(decider.state.pools) if replaced is None else replaced
     decider.emit(
         ev.PoolKnown, number, s.source, s.dp_rank, s.group, s.tier, s.medium, capacity,
-        s.block_tokens, s.authority, s.silent, s.first_place,
+        s.block_tokens, s.authority, s.silent, s.first_place, s.window,
     )
     if replaced is None:
         decider.live_memory.add_pool(capacity or 0 if ours else 0)

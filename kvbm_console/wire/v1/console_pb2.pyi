@@ -227,6 +227,7 @@ class Measure(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     MEASURE_ONBOARDED_BLOCKS: _ClassVar[Measure]
     MEASURE_RUNNING_MOST: _ClassVar[Measure]
     MEASURE_STEP_TOKENS_MOST: _ClassVar[Measure]
+    MEASURE_RETENTION_TOKENS: _ClassVar[Measure]
 ROLE_UNSPECIFIED: Role
 ROLE_OBSERVE: Role
 ROLE_CONTROL: Role
@@ -381,6 +382,7 @@ MEASURE_OFFLOADED_BLOCKS: Measure
 MEASURE_ONBOARDED_BLOCKS: Measure
 MEASURE_RUNNING_MOST: Measure
 MEASURE_STEP_TOKENS_MOST: Measure
+MEASURE_RETENTION_TOKENS: Measure
 ROLE_FIELD_NUMBER: _ClassVar[int]
 role: _descriptor.FieldDescriptor
 
@@ -1271,7 +1273,7 @@ class BreakpointSpec(_message.Message):
 class Event(_message.Message):
     __slots__ = ("seq", "at_ns", "cause", "pool_known", "slot_opened", "slot_moved", "slot_closed", "slot_cloned", "lookup_answered", "blocks_staged", "staging_released", "device_blocks_assigned", "device_blocks_released", "blocks_filled", "blocks_evicted", "blocks_reserved", "blocks_ready", "blocks_dropped", "candidate_planned", "candidate_enqueued", "candidate_evaluated", "candidate_skipped", "candidate_promoted", "operation_started", "operation_reported", "candidate_ended", "batch_ended", "iteration_advanced", "prefix_scored", "hits_lost", "breakpoints_changed", "breakpoint_hit", "slot_held", "hold_parked", "hold_released", "hold_denied", "lease_changed", "reset_begun", "reset_done", "drain_begun", "stimulus_rejected", "completion_refused", "invariant_violated", "blocks_seen", "source_lost", "noted", "blocks_quarantined", "breakpoint_stopped", "slot_captured", "frozen", "thawed", "prefetch_limited", "content_mismatched", "engine_measured", "device_blocks_replaced", "connector_measured", "call_blocked", "audit_differed")
     class PoolKnown(_message.Message):
-        __slots__ = ("pool", "source", "dp_rank", "group", "tier", "medium", "capacity_blocks", "block_tokens", "authority", "silent", "first_place")
+        __slots__ = ("pool", "source", "dp_rank", "group", "tier", "medium", "capacity_blocks", "block_tokens", "authority", "silent", "first_place", "window")
         POOL_FIELD_NUMBER: _ClassVar[int]
         SOURCE_FIELD_NUMBER: _ClassVar[int]
         DP_RANK_FIELD_NUMBER: _ClassVar[int]
@@ -1283,6 +1285,7 @@ class Event(_message.Message):
         AUTHORITY_FIELD_NUMBER: _ClassVar[int]
         SILENT_FIELD_NUMBER: _ClassVar[int]
         FIRST_PLACE_FIELD_NUMBER: _ClassVar[int]
+        WINDOW_FIELD_NUMBER: _ClassVar[int]
         pool: int
         source: int
         dp_rank: int
@@ -1294,7 +1297,8 @@ class Event(_message.Message):
         authority: Authority
         silent: bool
         first_place: int
-        def __init__(self, pool: _Optional[int] = ..., source: _Optional[int] = ..., dp_rank: _Optional[int] = ..., group: _Optional[int] = ..., tier: _Optional[_Union[Tier, str]] = ..., medium: _Optional[str] = ..., capacity_blocks: _Optional[int] = ..., block_tokens: _Optional[int] = ..., authority: _Optional[_Union[Authority, str]] = ..., silent: _Optional[bool] = ..., first_place: _Optional[int] = ...) -> None: ...
+        window: int
+        def __init__(self, pool: _Optional[int] = ..., source: _Optional[int] = ..., dp_rank: _Optional[int] = ..., group: _Optional[int] = ..., tier: _Optional[_Union[Tier, str]] = ..., medium: _Optional[str] = ..., capacity_blocks: _Optional[int] = ..., block_tokens: _Optional[int] = ..., authority: _Optional[_Union[Authority, str]] = ..., silent: _Optional[bool] = ..., first_place: _Optional[int] = ..., window: _Optional[int] = ...) -> None: ...
     class SlotOpened(_message.Message):
         __slots__ = ("slot", "request", "source", "hashes", "prompt_tokens", "output_limit", "priority", "session", "sends", "receives")
         SLOT_FIELD_NUMBER: _ClassVar[int]
@@ -2076,7 +2080,7 @@ class Event(_message.Message):
 class Stimulus(_message.Message):
     __slots__ = ("n", "at_ns", "source", "origin_ns", "pool_declared", "request_arrived", "match_requested", "blocks_allocated", "iteration_scheduled", "iteration_finished", "request_preempted", "request_cloned", "request_finished", "transfer_started", "transfer_finished", "transfer_failed", "blocks_reported", "source_gapped", "source_restarted", "breakpoints_replaced", "hold_continued", "slot_stepped", "pipeline_stepped", "run_for_requested", "candidate_skip_requested", "frozen", "thawed", "disarmed", "lease_granted", "lease_lost", "deadline_passed", "breakpoint_overran", "reset_requested", "drain_requested", "noted", "call_announced", "lookup_observed", "copies_observed", "mismatch_reported", "measures_reported", "copy_begun", "copy_ended", "connector_reported", "call_reported", "places_audited", "blocks_restored")
     class PoolDeclared(_message.Message):
-        __slots__ = ("dp_rank", "group", "tier", "medium", "capacity_blocks", "block_tokens", "authority", "silent", "first_place")
+        __slots__ = ("dp_rank", "group", "tier", "medium", "capacity_blocks", "block_tokens", "authority", "silent", "first_place", "window")
         DP_RANK_FIELD_NUMBER: _ClassVar[int]
         GROUP_FIELD_NUMBER: _ClassVar[int]
         TIER_FIELD_NUMBER: _ClassVar[int]
@@ -2086,6 +2090,7 @@ class Stimulus(_message.Message):
         AUTHORITY_FIELD_NUMBER: _ClassVar[int]
         SILENT_FIELD_NUMBER: _ClassVar[int]
         FIRST_PLACE_FIELD_NUMBER: _ClassVar[int]
+        WINDOW_FIELD_NUMBER: _ClassVar[int]
         dp_rank: int
         group: int
         tier: Tier
@@ -2095,7 +2100,8 @@ class Stimulus(_message.Message):
         authority: Authority
         silent: bool
         first_place: int
-        def __init__(self, dp_rank: _Optional[int] = ..., group: _Optional[int] = ..., tier: _Optional[_Union[Tier, str]] = ..., medium: _Optional[str] = ..., capacity_blocks: _Optional[int] = ..., block_tokens: _Optional[int] = ..., authority: _Optional[_Union[Authority, str]] = ..., silent: _Optional[bool] = ..., first_place: _Optional[int] = ...) -> None: ...
+        window: int
+        def __init__(self, dp_rank: _Optional[int] = ..., group: _Optional[int] = ..., tier: _Optional[_Union[Tier, str]] = ..., medium: _Optional[str] = ..., capacity_blocks: _Optional[int] = ..., block_tokens: _Optional[int] = ..., authority: _Optional[_Union[Authority, str]] = ..., silent: _Optional[bool] = ..., first_place: _Optional[int] = ..., window: _Optional[int] = ...) -> None: ...
     class RequestArrived(_message.Message):
         __slots__ = ("request", "hashes", "prompt_tokens", "output_limit", "priority", "session", "sends", "receives")
         REQUEST_FIELD_NUMBER: _ClassVar[int]

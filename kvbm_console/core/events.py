@@ -255,7 +255,8 @@ class BlocksReady(Event, tag=14):
 
 
 class BlocksDropped(Event, tag=15):
-    """A copy did not arrive: these places hold nothing. Also frees quarantined places (``epoch``)."""
+    """A copy did not arrive, or an engine does not keep these blocks (``not_kept``): the places hold nothing. Also
+    frees quarantined places (``epoch``)."""
 
     pool: int
     operation: int

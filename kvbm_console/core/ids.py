@@ -201,6 +201,8 @@ class ReleaseReason(Word):
     LOADED = 9
     PAST_WINDOW = 10
     """The attention window of the request has passed them."""
+    NOT_KEPT = 11
+    """The engine caches only some blocks of an attention window, and not these."""
 
 
 class EvictRule(Word):

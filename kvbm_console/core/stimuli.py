@@ -141,13 +141,18 @@ class IterationScheduled(Stimulus, tag=5):
 
 
 class IterationFinished(Stimulus, tag=6):
-    """The iteration's blocks are filled and carry their hashes: ``counts[i]`` of the two columns are of request i."""
+    """The iteration's blocks are filled and carry their hashes: ``counts[i]`` of the two columns are of request i.
+
+    A watched engine with attention windows may cache only some of its full blocks: the places ``unkept`` hold blocks of
+    these requests that no lookup finds.
+    """
 
     iteration: int
     requests: tuple[str, ...]
     counts: tuple[int, ...]
     block_ids: bytes
     hashes: bytes
+    unkept: bytes = b""
 
 
 class RequestPreempted(Stimulus, tag=7):

@@ -31,7 +31,7 @@ from kvbm_console.core.errors import UsageError
 from kvbm_console.core.eviction.policy import POLICIES
 from kvbm_console.planning.cache_only import in_order
 from kvbm_console.planning.compare import run_all
-from kvbm_console.planning.grouped import refusal
+from kvbm_console.planning.connector import refusal
 from kvbm_console.planning.meter import RequestRecord
 from kvbm_console.planning.options import BLOCKS_MAX, SimulateOptions
 from kvbm_console.planning.run import open_trace, simulate

@@ -862,7 +862,7 @@ class _Run:
         below = {tier: self._below(engine, tier) for tier in (Tier.G2, Tier.G3)}
         config = EngineConfig(
             g1_blocks=blocks, **self._groups(devices), retention=self._retention(devices, told),
-            whole_sequences=True, early_steps=self.reading.early,
+            whole_sequences=True, patience_ns=0, early_steps=self.reading.early,
             fenced_steps=self.reading.early and self.reading.fenced, named_early=self.reading.named_early,
             passes_at_end=self.reading.told.passes_at_end,
             **self._limits(measured, told),
@@ -901,7 +901,7 @@ class _Run:
         self.notes.append(f"the capacity of the device is not in it: {DEVICE_BLOCKS:,} blocks are assumed")
         return DEVICE_BLOCKS
 
-    def _groups(self, devices: list[ev.PoolKnown]) -> dict[str, tuple[int, ...]]:
+    def _groups(self, devices: list[ev.PoolKnown]) -> dict[str, Any]:
         """The window of each group of layers, 0 for a group that sees all tokens, and the number of each."""
         further = [pool for pool in devices if pool.pool in self.reading.groups.windows]
         windows, numbers = [self._window_tokens(devices)], [pool.group for pool in devices if pool not in further][:1]

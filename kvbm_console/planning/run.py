@@ -16,7 +16,7 @@ from kvbm_console.bytes.ranks import BytesReport
 from kvbm_console.core.errors import UsageError
 from kvbm_console.core.ids import ResetMode
 from kvbm_console.core.stimuli import ResetRequested
-from kvbm_console.planning.grouped import GroupedLedger, is_grouped, refusal
+from kvbm_console.planning.connector import ConnectorLedger, refusal, uses_connector
 from kvbm_console.planning.ledger import MachineLedger
 from kvbm_console.planning.measured import SERVED_MAX, Served
 from kvbm_console.planning.meter import Meter, RequestRecord, StatsLine
@@ -70,8 +70,8 @@ def simulate(
     if (why := refusal(options)) is not None:
         raise UsageError(why)
     records: list[RequestRecord] = []
-    grouped = is_grouped(options)
-    counts = grouped or (counted(options, keep_records) and not leader)
+    connected = uses_connector(options)
+    counts = connected or (counted(options, keep_records) and not leader)
     carried: BytesReport | None = None
     parts: list[_Part] = []
     done = 0
@@ -83,7 +83,7 @@ def simulate(
                 progress(before + finished)
 
         tell = None if ended is None else partial(ended, index)
-        if grouped and keep_records:
+        if connected and keep_records:
             tell = partial(_keep, records, tell)
         if counts:
             part = _count_share(build_ledger(options, share, stats, windows=windows, ended=tell), report)
@@ -191,14 +191,14 @@ def build_ledger(
 ) -> MachineLedger:
     """An instance without events, for options that are ``counted``."""
     config = engine_config(options)
-    if is_grouped(options):
-        grouped = GroupedLedger(
+    if uses_connector(options):
+        connected = ConnectorLedger(
             options.leader_config(), options.links(), config, workload, stats_every=options.stats_every, stats=stats,
             ended=ended,
         )
         if isinstance(workload, RecordedWorkload):
-            workload.follow_loads(grouped.mover, grouped.name_of)
-        return grouped
+            workload.follow_loads(connected.mover, connected.name_of)
+        return connected
     if options.tiered or len(config.groups) > 1:  # the counts of a leader are those of the first group
         ledger = TieredLedger(
             options.leader_config(), options.links(), config, workload,

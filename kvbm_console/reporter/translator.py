@@ -443,15 +443,16 @@ class Translator:
         return later
 
     def _fill(self, fills: list[Any]) -> None:
-        rows = [(name, self._requests[name].blocks[first : first + len(hashes)], hashes)
-                for name, first, hashes, *_ in fills if name in self._requests]
+        rows = [(name, self._requests[name].blocks[first : first + len(hashes)], hashes, more[1] if more[1:] else ())
+                for name, first, hashes, *more in fills if name in self._requests]
         rows = [row for row in rows if row[2] and len(row[1]) == len(row[2])]
-        for name, _, hashes in rows:
+        for name, _, hashes, _ in rows:
             self._requests[name].filled += len(hashes)
         if rows:
             self._call(
                 st.IterationFinished, 0, tuple(row[0] for row in rows), tuple(len(row[1]) for row in rows),
                 pack_ids(place for row in rows for place in row[1]), pack_hashes(key for row in rows for key in row[2]),
+                pack_ids(place for row in rows for place in row[3]),
             )
 
     def _copies(self, loaded: list[str], sent: list[str], failed: list[str], invalid: list[int]) -> None:
@@ -604,7 +605,7 @@ class Translator:
             self._copies([], sorted(self._delayed), [], [])
         running = 0
         at_work: dict[str, int] = {}
-        for about, (blocks, computed, status, tokens, scheduled, hashes) in rows:
+        for about, (blocks, computed, status, tokens, scheduled, hashes, *unkept) in rows:
             name = about[0]
             if name not in self._requests:
                 self._new(*about)
@@ -622,6 +623,8 @@ class Translator:
                 request.passed_hashes = hashes[len(about[1]) : self._passed(blocks)]
                 self._allocate(name, request, blocks, 0)
             self._fill([[name, request.filled, hashes[request.filled :]]])
+            if unkept:
+                self._call(st.IterationFinished, 0, (), (), b"", b"", pack_ids(unkept[0]))
             if status == _RUNS or scheduled:
                 request.target, request.prefilling = tokens, computed <= request.prompt
                 at_work[name] = computed

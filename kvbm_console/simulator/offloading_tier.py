@@ -418,8 +418,9 @@ class OffloadingTier:
         if request.over is not None and not request.copies and copy.request not in self._ends:
             del self._requests[copy.request]
 
-    def finished(self, name: str, computed: int) -> None:
-        """A request has ended, with so many computed tokens. ``formed`` then offers its last blocks."""
+    def finished(self, name: str, computed: int) -> bool:
+        """A request has ended, with so many computed tokens. ``formed`` then offers its last blocks. True if a load
+        runs, into places that nobody else may have meanwhile."""
         request = self._requests[name]
         request.over = computed
         request.known = max(request.known, computed)
@@ -428,3 +429,4 @@ class OffloadingTier:
             for window, places in zip(self._windows, copy.places, strict=False):
                 if not window:
                     self._watch(copy, places)
+        return any(copy.is_load for copy in request.copies)

@@ -567,7 +567,7 @@ class Scheduler:
             ]
             if longest is None:
                 longest = min([len(places) for places, window in zip(found, self.config.groups, strict=True)
-                               if not window], default=0)
+                               if not window], default=len(found[0]))
             limit = min(map(len, found))
             if all(len(places) == limit for places in found):
                 work.junction = longest * self.block_tokens if longest > limit else 0

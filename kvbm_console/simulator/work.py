@@ -67,8 +67,9 @@ class Work(Table):
         self.named = 0
         """With ``named_early`` so many leading blocks carry their hash. Those from ``stored`` on are being computed."""
         self.junction = 0
-        """At its last lookup the tokens of a prefix that the groups without a window had and one with a window had not;
-        0 if there were none. Other requests share it, so the blocks of windows at its end are kept."""
+        """At its last lookup the tokens of a prefix that the groups without a window had, or the first of groups that
+        all have one, and another group had not; 0 if there were none. Other requests share it, so the blocks of windows
+        at its end are kept."""
         self.fetched = 0
         """So many of its ``stored`` blocks were loaded, and others do not find them yet."""
         self.announced = False

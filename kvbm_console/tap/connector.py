@@ -313,7 +313,7 @@ def _tell_all(manager: Any, recorder: TapRecorder, scheduler_output: Any, now: i
         ids = manager.get_block_ids(name) if manager is not None else ()
         rows.append((
             request, ids, request.num_computed_tokens + scheduled.get(name, 0) - len(drafts.get(name, ())),
-            name in scheduled, request.status, request.num_tokens, _leading(manager, ids),
+            name in scheduled, request.status, request.num_tokens, _decided(recorder, manager, name, ids),
         ))
     places = None if recorder.by_place and not recorder.places_known else places_of(manager)
     below = None if recorder.below is None else [(medium, dict(held)) for medium, held in recorder.below.items()]
@@ -384,6 +384,17 @@ def named_blocks(manager: Any, request: Any, groups: Any) -> tuple[int, ...]:
 
     Empty for other requests, and if the engine does not give its blocks."""
     return _leading(manager, groups) if getattr(request.status, "name", "") in _EARLY else ()
+
+
+def _decided(recorder: TapRecorder, manager: Any, name: str, groups: Any) -> tuple[int, ...]:
+    """Number of leading blocks that the engine has cached, passed, or decided not to cache, in each group."""
+    leading, window = _leading(manager, groups), recorder.window
+    if window is None or not window.sparse or not leading:
+        return leading
+    part = manager.coordinator.single_type_managers[window.group]
+    counts = list(leading)
+    counts[window.group] = part.num_cached_block.get(name, counts[window.group])
+    return tuple(counts)
 
 
 def _leading(manager: Any, groups: Any) -> tuple[int, ...]:
@@ -470,10 +481,10 @@ def record_places(recorder: TapRecorder, manager: Any) -> bool:
         report(new, _request_of_call())
 
     def cached(_: Any, request: Any, blocks: Any, num_cached_blocks: int, num_full_blocks: int, *__: Any,
-               **___: Any) -> None:
+               kv_cache_group_id: int = -1, **___: Any) -> None:
         if num_cached_blocks < num_full_blocks:
             named = [(block.block_id, block.block_hash) for block in blocks[num_cached_blocks:num_full_blocks]]
-            recorder.put(("named", _now(), request.request_id, num_cached_blocks, named))
+            recorder.put(("named", _now(), request.request_id, num_cached_blocks, named, kv_cache_group_id))
 
     def evicted(_: Any, block_ids: Any) -> None:
         report([blocks[place] for place in block_ids])

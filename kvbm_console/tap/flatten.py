@@ -11,13 +11,14 @@ Messages, each a list (times in nanoseconds on the monotonic clock of the machin
             its prompt that its window has passed
 ``step``    time, new, resumed, going on (each [request, block ids or null, computed, scheduled, its tokens]),
             preempted, skipped, unskipped, running, fills (each [request, first block, hashes, and their places if the
-            engine's pool has named them])
+            engine's pool has named them, and those of them that it does not keep in its cache])
 ``fill``    time, fills
 ``copies``  time, loaded, sent, failed, failed block ids
 ``finish``  time, request, status, delayed, leading blocks with a hash if it ended before its time
 ``events``  time, [[kind, hashes, medium, group]]
 ``all``     time, [[request..., as in new], [block ids, computed, status, tokens, scheduled,
-            hashes of full blocks]], 1 if the engine has formed a step, records dropped so far,
+            hashes of full blocks, places of those that it does not keep]], 1 if the engine has formed a step,
+            records dropped so far,
             cached places or null: [[ids, hashes] of the reported group, [[group, hashes]] of the others],
             blocks below the device or null: [[medium, hashes]]
 ``pool``    time, request that got places, their ids, [[group, hashes stored, hashes removed]] of the other groups,
@@ -120,10 +121,11 @@ class Flattener:
 
     def __init__(
         self, *, group: int = 0, block_tokens: int = 16, hash_tokens: int | None = None, caching: bool = True,
-        beside: bool = False,
+        beside: bool = False, sparse: bool = False,
     ) -> None:
         self.group = group
         self._beside = beside
+        self._sparse = sparse
         self._caching = caching
         self.block_tokens = block_tokens
         self.stride = max(1, block_tokens // (hash_tokens or block_tokens))
@@ -272,9 +274,9 @@ class Flattener:
 
     def _computed_here(self, fill: list[Any]) -> list[Any]:
         """The part of a fill that no other connector has loaded; its part reaches to the request's first step."""
-        name, first, hashes, places = fill
+        name, first, hashes, places, *unkept = fill
         skip = max(0, self._filled.get(name, 0) - first)
-        return [name, first + skip, hashes[skip:], places[skip:]] if skip < len(hashes) else []
+        return [name, first + skip, hashes[skip:], places[skip:], *unkept] if skip < len(hashes) else []
 
     def _left_out(self, scheduled: dict[str, int], preempted: tuple[str, ...]) -> tuple[list[str], list[str]]:
         names = scheduled.keys()
@@ -313,20 +315,32 @@ class Flattener:
         """Places were allocated (no hash), or are cached under a hash from now on."""
         return [self._changed(now, request, rows)]
 
-    def _named(self, now: int, request: str, first: int, rows: list[tuple[int, Any]]) -> list[Any]:
-        """Blocks of a request, from its block ``first`` on, got their hashes; the null block has none."""
+    def _named(self, now: int, request: str, first: int, rows: list[tuple[int, Any]], group: int = -1) -> list[Any]:
+        """Blocks of a request, from its block ``first`` on, got their hashes, or are full and not kept in the cache of
+        the engine's ``group``; the null block has none."""
         places: list[int] = []
         hashes: list[int] = []
+        unkept: list[int] = []
+        mine = self._requests.get(request) if self._sparse and group == self.group else None
+
+        def tell(end: int) -> None:
+            row = [request, end - len(places), list(hashes), list(places)]
+            self._told.append([*row, list(unkept)] if unkept else row)
+            for column in (places, hashes, unkept):
+                column.clear()
+
         for at, (place, key) in enumerate(rows, first):
-            group, content = (-1, 0) if key is None else group_and_hash(key)
-            if group == self.group:
+            of, content = (-1, 0) if key is None else group_and_hash(key)
+            if key is None and mine is not None and place >= NULL_BLOCKS:
+                of, content = group, next(iter(self._hashes(mine, at, at + 1)), 0)
+                unkept.append(place)
+            if of == self.group and content:
                 places.append(place)
                 hashes.append(content)
             elif places:
-                self._told.append([request, at - len(places), hashes, places])
-                places, hashes = [], []
+                tell(at)
         if places:
-            self._told.append([request, first + len(rows) - len(places), hashes, places])
+            tell(first + len(rows))
         message = self._changed(now, request, [row for row in rows if row[1] is not None])
         return [message] if message[4] or message[5] else []
 
@@ -395,7 +409,10 @@ class Flattener:
                 self._active.add(name)
             elif status == "RUNNING":
                 self._skipped.add(name)
-            live.append([self._about(request), [blocks, computed, status, tokens, scheduled, hashes]])
+            kept = {place for place, _ in places or ()}
+            unkept = [place for place in blocks[: len(hashes)] if place >= NULL_BLOCKS and place not in kept]
+            row = [blocks, computed, status, tokens, scheduled, hashes]
+            live.append([self._about(request), [*row, unkept] if unkept and self._sparse else row])
         lower = None if below is None else [
             [medium, [hash_of(key) for key, times in held.items() for _ in range(times)]] for medium, held in below
         ]

@@ -59,8 +59,10 @@ class _OurPart:
 class MovingWindow:
     """The reported group of blocks if its layers see a window, so that a request gives back blocks while it runs."""
 
-    def __init__(self, group: int) -> None:
+    def __init__(self, group: int, *, sparse: bool = False) -> None:
         self.group = group
+        self.sparse = sparse
+        """True if the engine caches only some of the full blocks."""
         self.passed: dict[str, int] = {}
         """Requests to the number of leading blocks that their windows have passed."""
 

@@ -201,7 +201,7 @@ def _sender(
     if keeps is _Keeps.OTHER:
         recorder.audit_every = 0
     elif keeps is _Keeps.WINDOW:
-        recorder.window = MovingWindow(group)
+        recorder.window = MovingWindow(group, sparse=_retention(kv_cache_config) not in (None, 1))
     cache = vllm_config.cache_config
     parallel = getattr(vllm_config, "parallel_config", None)
     rank = getattr(parallel, "data_parallel_index", None)
@@ -233,6 +233,7 @@ def _sender(
     )
     flattener = Flattener(
         group=group, block_tokens=sizes[group], hash_tokens=hash_tokens, caching=settings.caching, beside=beside,
+        sparse=keeps is _Keeps.WINDOW and settings.retention not in (None, 1),
     )
     options, marker = options_of(ours), None
     if options is not None:

@@ -240,7 +240,7 @@ def test_a_recording_tells_whether_blocks_are_named_early(early: bool, tmp_path:
 
 def test_a_window_is_as_large_as_the_blocks_that_requests_gave_back_say(tmp_path: Path) -> None:
     """vLLM ran with a window of 64 tokens, which no event tells."""
-    run_of("window").record(tmp_path, [64])
+    run_of("window", older=True).record(tmp_path, [64])
     run = read_run(str(tmp_path))
     assert run.machine.engine.groups == (64,)
     assert run.notes == ["all layers see a window of 64 tokens, by the blocks that requests gave back while they ran"]
@@ -274,7 +274,7 @@ def test_the_window_of_a_further_group_lies_below_its_bound(first: int) -> None:
 
 def test_a_further_group_of_blocks_sees_a_window(tmp_path: Path) -> None:
     """vLLM ran with 34 blocks, of which it keeps one, and with a group of layers that see a window of 64 tokens."""
-    run_of("hybrid").record(tmp_path, [64])
+    run_of("hybrid", older=True).record(tmp_path, [64])
     run = read_run(str(tmp_path))
     assert run.machine.engine.g1_blocks == 33
     assert run.machine.engine.groups == (0, 64)

@@ -300,6 +300,7 @@ FIELDS: Final[dict[str, Draw]] = {
     "passed_blocks": lambda liar, told: liar.one(0, 0, 0, 1, 3, -1),
     "passed_hashes": lambda liar, told: liar.hashes(liar.one(0, 0, 1, 3)),
     "first_place": lambda liar, told: liar.one(0, 0, 1, 64, 65, -1),
+    "unkept": lambda liar, told: liar.ids(0) if liar.one(1, 1, 0) else liar.ids(),
     "window": lambda liar, told: liar.one(None, None, 0, 64, 2**31 - 1, 2**31, 1, -1),
 }
 """Field to what it is drawn from, given the fields in front of it."""
@@ -337,8 +338,8 @@ ODDITIES: Final[dict[str, Draw]] = {
         "capacity_blocks", "first_place", "window", "block_tokens", "age_ns", "free", "cached",
     ), _number),
     **dict.fromkeys((
-        "partial_ids", "appended_ids", "stored", "removed", "places", "chains", "parents", "marked", "contents",
-        "references",
+        "partial_ids", "appended_ids", "unkept", "stored", "removed", "places", "chains", "parents", "marked",
+        "contents", "references",
     ), _column),
     **dict.fromkeys((
         "new", "resumed", "preempted", "skipped", "unskipped", "first_tokens", "progressed", "appended", "clones",

@@ -455,8 +455,10 @@ async def test_a_lost_mover_of_a_rank_keeps_its_part_alone() -> None:
                     await fill_two_blocks(engine)
                     order = await ordered(zero)
                 await zero.submit(st.TransferFinished, order.operation, order.epoch, 0)
+            await published(daemon, lambda: len(daemon.service.feeds) == 1)  # the daemon has seen both feeds end
             async with client.feed("rank 0", moves=True, rank=0):
                 pass
+            await published(daemon, lambda: len(daemon.service.feeds) == 1)
             with pytest.raises(Refused, match="'rank 1' may still copy"):
                 async with client.feed("both", moves=True):
                     pass

@@ -14,8 +14,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from kvbm_console.core.eviction import make_policy
 from kvbm_console.core.eviction.policy import POLICIES, PolicyConfig, TierPolicy
 from kvbm_console.core.eviction.request_lru import RequestLru
-from kvbm_console.simulator.config import is_kept, window_blocks
-from kvbm_console.simulator.device_pool import in_group
+from kvbm_console.simulator.config import is_kept, passed_blocks, window_blocks
+from kvbm_console.simulator.device_pool import NO_PLACE, in_group
 from kvbm_console.simulator.offloading_tier import Formed, HostCopy, OffloadingTier
 from kvbm_console.simulator.work import Table
 
@@ -210,8 +210,10 @@ class Lives(RuleBasedStateMachine):
         found = self.tier.looked_up(name, 0, self.waiting[name])
         if found is None:
             return
-        blocks = max(1, -(-found // BLOCK))
-        tables = self._tables(blocks)
+        tables = self._tables(max(1, -(-found // BLOCK)))
+        for mine, window in zip(tables, self.tier._windows, strict=True):
+            mine.passed = passed_blocks(window, found, BLOCK)
+            mine.blocks[: mine.passed] = [NO_PLACE] * mine.passed
         load = self.tier.admitted(name, tables, found)
         self.tables[name], self.computed[name] = tables, found
         if load is not None:

@@ -31,9 +31,12 @@ def kept(name: str) -> dict[str, Any]:
     return msgspec.msgpack.decode(data, strict=False)  # type: ignore[no-any-return]
 
 
-def watching(name: str) -> Watching:
-    """A checked leader to which nothing was brought yet."""
-    return Watching(TapRecorder(), Flattener(), msgspec.convert(kept(name)["settings"], TapSettings))
+def watching(name: str, *, older: bool = False) -> Watching:
+    """A checked leader to which nothing was brought yet. An ``older`` tap does not tell attention windows."""
+    settings = msgspec.convert(kept(name)["settings"], TapSettings)
+    if older:
+        settings = msgspec.structs.replace(settings, windows={}, retention=None)
+    return Watching(TapRecorder(), Flattener(), settings)
 
 
 def steps(name: str, watch: Watching) -> Iterator[dict[str, Any]]:
@@ -45,9 +48,9 @@ def steps(name: str, watch: Watching) -> Iterator[dict[str, Any]]:
 
 
 @cache
-def run_of(name: str) -> Run:
+def run_of(name: str, *, older: bool = False) -> Run:
     """The whole run."""
-    watch = watching(name)
+    watch = watching(name, older=older)
     for _ in steps(name, watch):
         pass
     return Run(LeaderConfig(), watch.stimuli, watch.outcomes)

@@ -11,9 +11,12 @@ from kvbm_console.core import events as ev
 from kvbm_console.core import stimuli as st
 from kvbm_console.core.audit import audit
 from kvbm_console.core.columns import pack_hashes, pack_ids
-from kvbm_console.core.ids import Condition, ReleaseReason, SlotState
+from kvbm_console.core.config import LeaderConfig
+from kvbm_console.core.ids import Authority, Condition, ReleaseReason, SlotState, Tier
+from kvbm_console.core.leader import Leader
 from kvbm_console.core.slots import SlotFacts
 from kvbm_console.core.snapshots import decode_facts, encode_facts
+from kvbm_console.dispatch import Dispatcher, start_leader
 from kvbm_console.tap.flatten import Flattener
 from kvbm_console.tap.recorder import TapRecorder
 from kvbm_console.tap.sender import TapSettings
@@ -226,3 +229,59 @@ def test_a_clone_shares_the_full_blocks_that_the_window_has_not_passed() -> None
     assert certain(watch)
     assert (slot.device_blocks, clone.device_blocks, clone.passed_blocks) == ([3, 4, 5], [3, 4, 9], 2)
     assert audit(watch.leader.state) == []
+
+
+def test_full_blocks_that_the_engine_does_not_keep_are_held_and_not_cached() -> None:
+    """With vLLM's default retention only the window at the end of a prompt is kept, here its last two blocks."""
+    watch = watching()
+    places = [1, 2, 3, 4, 5]
+    tell(watch, ["new", "a", PROMPT, 65, 400, 0, None], ["lookup", "a", 0, 0, False], ["alloc", "a", places, 0])
+    tell(watch, step(new=[["a", places, 0, 65, 65]], fills=[["a", 0, PROMPT, [1, 2, 3, 4], [1, 2]]]))
+    (pool,) = watch.leader.state.pools
+    slot = watch.leader.state.slot_named("a")
+    assert slot is not None
+    assert certain(watch)
+    assert [pool.hash_of[place] for place in places] == [0, 0, 73, 74, 0]
+    assert (slot.filled_blocks, slot.hashes, slot.device_blocks) == (4, PROMPT, places)
+    (dropped,) = [event for event in watch.events if isinstance(event, ev.BlocksDropped)]
+    assert dropped.why is ReleaseReason.NOT_KEPT
+    tell(watch, ["window", "a", 2], step(going=[["a", None, 65, 1, 0]]))
+    assert certain(watch)
+    assert (pool.counts[Condition.EMPTY], pool.counts[Condition.CACHED]) == (9, 0)
+    tell(watch, ["finish", "a", "FINISHED_LENGTH_CAPPED", False, 0])
+    assert (pool.counts[Condition.EMPTY], pool.counts[Condition.CACHED]) == (10, 2)
+    assert audit(watch.leader.state) == []
+
+
+def test_a_block_of_an_answer_that_is_not_kept_has_its_place_in_the_sequence() -> None:
+    watch = watching()
+    slot = start(watch)
+    for position in range(65, 80):
+        tell(watch, step(going=[["a", None, position, 1, 0]]))
+    tell(watch, step(going=[["a", [6], 80, 1, 0]], fills=[["a", 4, [75], [5], [5]]]))
+    (pool,) = watch.leader.state.pools
+    assert certain(watch)
+    assert (slot.filled_blocks, slot.hashes) == (5, [*PROMPT, 75])
+    assert pool.hash_of[5] == 0
+    assert slot.computed_tokens(watch.leader.state.iteration) == 81
+
+
+def test_the_whole_report_tells_what_is_not_kept() -> None:
+    watch = watching()
+    about = ["a", PROMPT, 65, 400, 0, None]
+    tell(watch, ["all", [[about, [[1, 2, 3, 4, 5], 65, "RUNNING", 65, True, PROMPT, [1, 2]]]], 1, 0,
+                 [[[3, 4], [73, 74]], []], None])
+    (pool,) = watch.leader.state.pools
+    assert watch.rejected == []
+    assert [pool.hash_of[place] for place in range(1, 6)] == [0, 0, 73, 74, 0]
+
+
+def test_an_engine_that_asks_keeps_all_of_its_blocks() -> None:
+    dispatcher = Dispatcher(Leader(LeaderConfig()), lambda: 0)
+    start_leader(dispatcher)
+    port = dispatcher.port(1)
+    port.submit(st.PoolDeclared, 0, 0, Tier.G1, "GPU", 8, 16, Authority.ENGINE)
+    refused = port.submit(st.IterationFinished, 0, (), (), b"", b"", pack_ids([0]))
+    (event,) = refused.events
+    assert isinstance(event, ev.StimulusRejected)
+    assert event.why == "an engine that asks keeps all of its full blocks"

@@ -62,10 +62,10 @@ def spec(kind: str, **fields: Any) -> Any:
     return with_all(found, **fields)
 
 
-def kv_cache_config(blocks: int, groups: list[Any], layers: int, retention: int | None = None) -> Any:
+def kv_cache_config(blocks: int, groups: list[Any], layers: int, cache: Any) -> Any:
     """A cache of ``groups`` of ``layers`` layers; the n-th layers of all groups share a tensor.
 
-    A block of a layer has ``PAGE`` bytes. ``retention`` is left out where a release does not have it."""
+    A block of a layer has ``PAGE`` bytes. Windows are kept as ``cache`` says, in a release that can be told."""
     names = [[f"layer{at}.{layer}" for layer in range(layers)] for at in range(len(groups))]
     kind = interface.KVCacheTensor
     accepted = {part.name for part in dataclasses.fields(kind)}
@@ -76,8 +76,9 @@ def kv_cache_config(blocks: int, groups: list[Any], layers: int, retention: int 
         known = {"size": size, "shared_by": list(shared), "layers": list(shared), "layer_stride": blocks * PAGE,
                  "block_stride": PAGE}
         tensors.append(kind(**{name: field for name, field in known.items() if name in accepted}))
-    return with_all(
-        KVCacheConfig, num_blocks=blocks, kv_cache_tensors=tensors, prefix_cache_retention_interval=retention,
+    return made(
+        KVCacheConfig, num_blocks=blocks, kv_cache_tensors=tensors,
+        prefix_cache_retention_interval=getattr(cache, "prefix_cache_retention_interval", None),
         kv_cache_groups=[KVCacheGroupSpec(*group) for group in zip(names, groups, strict=True)],
     )
 

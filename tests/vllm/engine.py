@@ -83,7 +83,7 @@ class Engine:
         load_steps: int = LOAD_STEPS, fail_every: int = 0,
         groups: tuple[str, ...] = ("full",), layers: int = 1, caching: bool = True, events: bool = True,
         drafts: int = 0, scheduling: dict[str, Any] | None = None, rank: int = 0, workers: int = 1,
-        retention: int | None = None, **cache_options: Any,
+        **cache_options: Any,
     ) -> None:
         (directory / "config.json").write_text(json.dumps(MODEL))
         model = ModelConfig(model=str(directory), dtype="float16", seed=0, skip_tokenizer_init=True)
@@ -109,7 +109,7 @@ class Engine:
         config.parallel_config.data_parallel_rank = config.parallel_config.data_parallel_index = rank
         config.parallel_config.world_size = workers
         self.kv_cache = adapters.kv_cache_config(
-            blocks, [adapters.spec(SPECS[kind][0], **SPECS[kind][1]) for kind in groups], layers, retention)
+            blocks, [adapters.spec(SPECS[kind][0], **SPECS[kind][1]) for kind in groups], layers, cache)
         self.config, self._drafts = config, drafts
         self.extra: dict[str, Any] | None = None
         """Further arguments of each request's sampling."""

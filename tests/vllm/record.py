@@ -33,6 +33,8 @@ from tests.vllm.features import Kept, twins, workload
 from tests.vllm.truth import short
 
 HERE: Final = Path(__file__).resolve().parents[2] / "recordings" / "vllm"
+DENSE: Final = {"prefix_cache_retention_interval": None}
+"""All blocks of a window are cached, as before vLLM 0.33."""
 RUNS: Final[dict[str, Any]] = {
     "alone": (tap(), {"blocks": 36}, (1, 6, 4), 0.0),
     "offload": (tap(offloading(40)), {"blocks": 48, "running": 4}, (2, 6, 4), 0.0),
@@ -44,13 +46,13 @@ RUNS: Final[dict[str, Any]] = {
         {**tap(offloading(60)), "kv_load_failure_policy": "fail"}, {"blocks": 32, "running": 5, "fail_every": 3},
         (4, 5, 3), 0.0,
     ),
-    "hybrid": (tap(), {"blocks": 34, "running": 8, "groups": ("full", "window")}, (7, 6, 3), 0.0),
-    "window": (tap(), {"blocks": 30, "running": 8, "groups": ("window",)}, (8, 6, 3), 0.02),
-    "passed": (tap(), {"blocks": 40, "running": 4, "groups": ("window",)}, (5123, 6, 4), 0.0),
+    "hybrid": (tap(), {"blocks": 34, "running": 8, "groups": ("full", "window"), **DENSE}, (7, 6, 3), 0.0),
+    "window": (tap(), {"blocks": 30, "running": 8, "groups": ("window",), **DENSE}, (8, 6, 3), 0.02),
+    "passed": (tap(), {"blocks": 40, "running": 4, "groups": ("window",), **DENSE}, (5123, 6, 4), 0.0),
     "below": (tap(offloading(100)), {"blocks": 96, "running": 16, "groups": ("window",)}, (13, 24, 5), 0.0),
-    "kept": (tap(), {"blocks": 59, "running": 8, "groups": ("full", "window"), "retention": 0}, (35, 16, 4), 0.0),
+    "kept": (tap(), {"blocks": 59, "running": 8, "groups": ("full", "window")}, (35, 16, 4), 0.0),
     "mixed": (
-        tap(offloading(100)), {"blocks": 60, "running": 8, "groups": ("window", "full", "window"), "retention": 0},
+        tap(offloading(100)), {"blocks": 60, "running": 8, "groups": ("window", "full", "window")},
         (97, 16, 4), 0.0,
     ),
     "early": (tap(), {"blocks": 36, "running": 8, "scheduling": {"async_scheduling": True}}, (41, 6, 4), 0.0),
@@ -67,10 +69,10 @@ abort before a step.
 ``trouble`` has loads that fail and are computed instead, preemptions and aborts; in ``refused`` a failed load ends its
 request; ``hybrid`` has a second group of blocks, of layers that see a window, and ``window`` has these alone;
 in ``passed`` the order in which a request that ends gives back its blocks decides what is lost next; ``below`` has such
-layers with a host tier; ``kept`` and ``mixed`` keep the windows at the ends of prompts alone, as vLLM does by default,
-and ``mixed`` has three groups and a host tier; ``early`` forms a step before the result of the last one is known, and
-``ahead`` does with a host tier; in ``twins`` two requests with one prompt arrive in each step; in ``anew`` a preempted
-request stores blocks again that the host tier gave up; ``chats`` is large enough for a hit rate.
+layers with a host tier; ``below``, ``kept`` and ``mixed`` keep the windows at the ends of prompts alone, as vLLM does
+by default, and ``mixed`` has three groups and a host tier; ``early`` forms a step before the result of the last one is
+known, and ``ahead`` does with a host tier; in ``twins`` two requests with one prompt arrive in each step; in ``anew`` a
+preempted request stores blocks again that the host tier gave up; ``chats`` is large enough for a hit rate.
 """
 STEP_NS: Final = 8_000_000
 TOKEN_NS: Final = 50_000

@@ -194,6 +194,10 @@ def test_all_groups_of_a_hybrid_model(
     (numbers,) = state.measured.values()
     assert numbers.values == {
         Measure.CAPACITY_BLOCKS: 14 + 10 * len(groups) - 1, Measure.RUNNING_MOST: 8, Measure.STEP_TOKENS_MOST: 256,
+        Measure.RETENTION_TOKENS: 0, **({} if inside is None else {Measure.HOST_CAPACITY_BLOCKS: 60}),
+    }
+    assert {info.group: info.window for info in devices} == {
+        group: 64 if kind == "window" else 0 for group, kind in enumerate(groups)
     }
 
 

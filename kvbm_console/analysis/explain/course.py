@@ -3,6 +3,7 @@
 Law of this file: time is cut at events and every piece has a name, so that the pieces add up to the whole.
 """
 
+from collections.abc import Sequence, Set
 from typing import Final
 
 import msgspec
@@ -13,7 +14,7 @@ from kvbm_console.analysis.lives import Lives, Transfer
 from kvbm_console.analysis.visitor import Visitor
 from kvbm_console.core import events as ev
 from kvbm_console.core.describe import mismatch
-from kvbm_console.core.ids import SlotState, Tier
+from kvbm_console.core.ids import Authority, SlotState, Tier
 from kvbm_console.core.slots import SlotFacts
 from kvbm_console.core.state import CacheState
 from kvbm_console.core.tiers import READY, WRITING, PoolFacts
@@ -50,6 +51,11 @@ class Looked(msgspec.Struct, frozen=True):
     staged_blocks: dict[Tier, int]
     """Places of each tier that staging held already."""
     capacity: dict[Tier, int]
+    watched: bool = False
+    """True if the engine decided itself, and no leader."""
+    groups: tuple[tuple[int, int, int], ...] = ()
+    """Further groups of layers: number, attention window (0 without one), and blocks of the longest prefix that the
+    group had on the device."""
 
 
 class Scored(msgspec.Struct):
@@ -237,17 +243,27 @@ class Course(Visitor):
         self._pending_answer = e.answer is None
         self.asked_again += e.answer is None
         slot = state.slots[e.slot]
-        stood = tuple(_stood(state, key) for key in slot.hashes[e.local_blocks : slot.prompt_blocks])
+        others = _further_groups(state, slot)
+        hidden = {pool.info.pool for pool in others}
+        stood = tuple(_stood(state, key, hidden) for key in slot.hashes[e.local_blocks : slot.prompt_blocks])
         staged: dict[Tier, int] = {}
         for other in state.slots.values():
             for index, places in other.staged:
                 tier = state.pools[index].info.tier
                 staged[tier] = staged.get(tier, 0) + len(places)
         capacity = {pool.info.tier: pool.capacity for pool in state.pools}
+        watched = any(
+            pool.info.source == slot.source and pool.info.authority is Authority.OBSERVED for pool in state.pools
+        )
+        groups = tuple(
+            (pool.info.group, pool.info.window, _longest(pool, slot.hashes[: slot.prompt_blocks]))
+            for pool in others if pool.info.window is not None
+        )
+        looked = Looked(e, stood, staged, capacity, watched, groups)
         if len(self.looked) < LOOKUPS_MAX:
-            self.looked.append(Looked(e, stood, staged, capacity))
+            self.looked.append(looked)
         else:
-            self.looked[-1] = Looked(e, stood, staged, capacity)
+            self.looked[-1] = looked
         self._touch(e.at_ns, state)
 
     def _scored(self, e: ev.PrefixScored, state: CacheState) -> None:
@@ -358,12 +374,34 @@ def _block_tokens(state: CacheState, slot: SlotFacts) -> int:
     return pool.info.block_tokens if pool is not None else 0
 
 
-def _stood(state: CacheState, key: int) -> Stood:
+def _further_groups(state: CacheState, slot: SlotFacts) -> list[PoolFacts]:
+    """The device pools of the groups of layers beside the one whose blocks the slot has."""
+    devices = [pool for pool in state.pools if pool.info.source == slot.source and pool.info.tier is Tier.G1]
+    whole = any(pool.info.authority is not Authority.STREAM for pool in devices)
+    return [pool for pool in devices if whole and pool.info.authority is Authority.STREAM]
+
+
+def _longest(pool: PoolFacts, hashes: Sequence[int]) -> int:
+    """Blocks of the longest prefix of which a group has what it needs: all of it, or the window at its end."""
+    window = pool.info.window or 0
+    need = -(-(window - 1) // pool.info.block_tokens) if window else len(hashes)
+    run = longest = 0
+    for at, key in enumerate(hashes, 1):
+        run = run + 1 if key in pool.by_hash else 0
+        if run >= min(need, at):
+            longest = at
+        elif not window:
+            break
+    return longest
+
+
+def _stood(state: CacheState, key: int, hidden: Set[int]) -> Stood:
+    """Where a block is, but for ``hidden`` pools: those of other groups of layers."""
     ready: set[Tier] = set()
     writing: set[Tier] = set()
     operation = for_slot = None
     for pool in state.pools:
-        for place in pool.places_of(key):
+        for place in () if pool.info.pool in hidden else pool.places_of(key):
             if pool.content[place] == READY:
                 ready.add(pool.info.tier)
             elif pool.content[place] == WRITING:

@@ -20,7 +20,7 @@ ENTRIES_PER_HASH_MAX: Final = 4_096
 """A block that comes and goes more often keeps its newest entries; the oldest are forgotten."""
 STORED: Final = frozenset({"filled", "ready", "seen", "known"})
 """Entries after which the content can be read somewhere."""
-GONE: Final = frozenset({"evicted", "dropped", "reset", "unseen"})
+GONE: Final = frozenset({"evicted", "dropped", "unkept", "reset", "unseen"})
 """Entries after which a place has lost it."""
 
 
@@ -191,6 +191,11 @@ class BlockLedger(Visitor):
                 self._put(key, Entry(
                     what="reset", seq=e.seq, at_ns=e.at_ns, kind="BlocksDropped", tier=pool.info.tier,
                     left=self._left_without(state, e.pool, places, key), why="prefix cache",
+                ))
+            elif key in self.wanted and e.why is ReleaseReason.NOT_KEPT:
+                self._put(key, Entry(
+                    what="unkept", seq=e.seq, at_ns=e.at_ns, kind="BlocksDropped", tier=pool.info.tier,
+                    left=self._left_without(state, e.pool, places, key), slot=self._owners.get((e.pool, place)),
                 ))
             elif key in self.wanted:
                 self._put(key, Entry(

@@ -106,6 +106,21 @@ class Judge:
         event = looked.event
         matched = [Tier(at + 2) for at, count in enumerate(event.matched) if count]
         deepest = matched[-1] if matched else Tier.G1
+        name = stood.ready[0].name
+        behind = next((group for group in looked.groups if group[2] <= block), None)
+        if behind is not None and stood.ready[0] is Tier.G1:
+            number, window, had = behind
+            layers = f"group {number} of the layers" + (f", which sees {window:,} tokens," if window else "")
+            return self._run(
+                block, Missed.FILTERED, f"it was in {name}, but {layers} had " + (
+                    f"what a prefix of {had:,} blocks needs and no more" if had else "no block that a prefix needs"
+                ), seq=event.seq, at_ns=event.at_ns, event="LookupAnswered", tier=name, filter_="layer_groups",
+            )
+        if looked.watched:
+            return self._run(
+                block, Missed.FILTERED, f"it was in {name}, but the engine did not count it as this request's prefix",
+                seq=event.seq, at_ns=event.at_ns, event="LookupAnswered", tier=name, filter_="engine_prefix",
+            )
         below = [tier for tier in stood.ready if tier >= deepest and tier is not Tier.G1]
         if below and self.config is not None:
             tier = below[0]
@@ -116,7 +131,6 @@ class Judge:
                 f"it was in {tier.name}, but staging may hold {room} places there and others held {taken}",
                 seq=event.seq, at_ns=event.at_ns, event="LookupAnswered", tier=tier.name, filter_="staging_share",
             )
-        name = stood.ready[0].name
         if deepest is Tier.G1:
             return self._run(
                 block, Missed.FILTERED, "it was in G1, but the engine did not count it as this request's prefix",
@@ -153,6 +167,14 @@ class Judge:
             return self._run(
                 block, Missed.RESET, f"a {last.why} reset cleared it", seq=last.seq, at_ns=last.at_ns,
                 event=last.kind, also=also,
+            )
+        if last.what == "unkept":
+            who = self.ledger.name(last.slot)
+            return self._run(
+                block, Missed.NOT_KEPT,
+                "the engine caches only some blocks of an attention window, and this one was full" + (
+                    f" for {who}" if who else ""
+                ) + " and not kept", seq=last.seq, at_ns=last.at_ns, event=last.kind, tier=_name(last.tier), also=also,
             )
         if last.what == "dropped":
             stop = last.why or "it was cancelled"
@@ -291,7 +313,7 @@ def _told(entry: Entry, ledger: BlockLedger) -> str:
         "filled": f"computed by {who}", "ready": f"copied to {tier} by operation {entry.operation}",
         "writing": f"being copied to {tier} by operation {entry.operation}",
         "evicted": f"evicted from {tier}" + (f" for {who}" if who else ""),
-        "dropped": f"its copy to {tier} did not arrive",
+        "dropped": f"its copy to {tier} did not arrive", "unkept": f"full on {tier} and not kept",
         "known": f"in {_tiers(entry.left)} where the evidence begins", "seen": f"reported in {tier}",
         "unseen": f"reported gone from {tier}", "reset": "cleared by a reset", "gap": entry.why,
         "planned": f"candidate {entry.candidate} planned on {entry.why}",

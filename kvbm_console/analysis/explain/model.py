@@ -32,6 +32,8 @@ class Missed(StrEnum):
     BEHIND_A_MISS = "behind_a_miss"
     """It was there, but a block in front of it was not, and a prefix has no holes."""
     COPY_FAILED = "copy_failed"
+    NOT_KEPT = "not_kept"
+    """The engine keeps only some blocks of an attention window."""
     RESET = "reset"
     LOST_TO_A_GAP = "lost_to_a_gap"
     """The deciding event is not in the evidence: it cannot be known."""

@@ -280,6 +280,8 @@ def iteration_finished(decider: Decider, s: st.IterationFinished) -> None:
 
 
 def _take_filled(decider: Decider, s: st.IterationFinished, formed: int) -> None:
+    if s.unkept:
+        raise Refused("an engine that asks keeps all of its full blocks")
     if not (s.block_ids or s.hashes or s.requests or s.counts) and s.iteration <= formed:
         return
     ids, hashes = unpack_ids(s.block_ids), unpack_hashes(s.hashes)

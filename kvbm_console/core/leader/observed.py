@@ -799,6 +799,16 @@ def iteration_finished(decider: Decider, s: st.IterationFinished) -> None:
             contradicted(decider, s.source)
     if filled:
         _fill(decider, pool, slots, counts, [ids[i] for i in filled], [hashes[i] for i in filled])
+    _drop_unkept(decider, pool, unpack_ids(s.unkept))
+
+
+def _drop_unkept(decider: Decider, pool: PoolFacts, places: list[int]) -> None:
+    """The requests that hold these places go on with them, and no lookup finds them."""
+    known = [place for place in places if place < len(pool) and pool.content[place] == READY]
+    if known:
+        hashes = [pool.hash_of[place] for place in known]
+        decider.emit(ev.BlocksDropped, pool.info.pool, ev.TOLD, pack_ids(known), ReleaseReason.NOT_KEPT)
+        decider.gave_up(pool, known, hashes)
 
 
 def fill_for(decider: Decider, pool: PoolFacts, ids: list[int], hashes: list[int], passed: int) -> None:

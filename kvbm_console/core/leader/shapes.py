@@ -89,6 +89,7 @@ def _filled(decider: Decider, s: st.IterationFinished) -> None:
         raise Refused(f"{len(ids)} filled blocks do not match {len(hashes)} hashes and counts {s.counts}")
     _check_counts("counts", s.counts)
     _check_places(decider.device_pool(s.source), ids)
+    _check_places(decider.device_pool(s.source), unpack_ids(s.unkept))
 
 
 def _end(decider: Decider, s: st.RequestFinished) -> None:

@@ -107,6 +107,7 @@ class ReleaseReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     RELEASE_REASON_EPOCH: _ClassVar[ReleaseReason]
     RELEASE_REASON_LOADED: _ClassVar[ReleaseReason]
     RELEASE_REASON_PAST_WINDOW: _ClassVar[ReleaseReason]
+    RELEASE_REASON_NOT_KEPT: _ClassVar[ReleaseReason]
 
 class EvictRule(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -298,6 +299,7 @@ RELEASE_REASON_FAILED: ReleaseReason
 RELEASE_REASON_EPOCH: ReleaseReason
 RELEASE_REASON_LOADED: ReleaseReason
 RELEASE_REASON_PAST_WINDOW: ReleaseReason
+RELEASE_REASON_NOT_KEPT: ReleaseReason
 EVICT_RULE_REASSIGNED: EvictRule
 EVICT_RULE_RECENCY: EvictRule
 EVICT_RULE_STREAM: EvictRule
@@ -2183,18 +2185,20 @@ class Stimulus(_message.Message):
         ended: _containers.RepeatedScalarFieldContainer[str]
         def __init__(self, iteration: _Optional[int] = ..., count: _Optional[int] = ..., new: _Optional[_Iterable[str]] = ..., resumed: _Optional[_Iterable[str]] = ..., preempted: _Optional[_Iterable[str]] = ..., skipped: _Optional[_Iterable[str]] = ..., unskipped: _Optional[_Iterable[str]] = ..., first_tokens: _Optional[_Iterable[str]] = ..., progressed: _Optional[_Iterable[str]] = ..., positions: _Optional[_Iterable[int]] = ..., appended: _Optional[_Iterable[str]] = ..., appended_counts: _Optional[_Iterable[int]] = ..., appended_ids: _Optional[bytes] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., ended: _Optional[_Iterable[str]] = ...) -> None: ...
     class IterationFinished(_message.Message):
-        __slots__ = ("iteration", "requests", "counts", "block_ids", "hashes")
+        __slots__ = ("iteration", "requests", "counts", "block_ids", "hashes", "unkept")
         ITERATION_FIELD_NUMBER: _ClassVar[int]
         REQUESTS_FIELD_NUMBER: _ClassVar[int]
         COUNTS_FIELD_NUMBER: _ClassVar[int]
         BLOCK_IDS_FIELD_NUMBER: _ClassVar[int]
         HASHES_FIELD_NUMBER: _ClassVar[int]
+        UNKEPT_FIELD_NUMBER: _ClassVar[int]
         iteration: int
         requests: _containers.RepeatedScalarFieldContainer[str]
         counts: _containers.RepeatedScalarFieldContainer[int]
         block_ids: bytes
         hashes: bytes
-        def __init__(self, iteration: _Optional[int] = ..., requests: _Optional[_Iterable[str]] = ..., counts: _Optional[_Iterable[int]] = ..., block_ids: _Optional[bytes] = ..., hashes: _Optional[bytes] = ...) -> None: ...
+        unkept: bytes
+        def __init__(self, iteration: _Optional[int] = ..., requests: _Optional[_Iterable[str]] = ..., counts: _Optional[_Iterable[int]] = ..., block_ids: _Optional[bytes] = ..., hashes: _Optional[bytes] = ..., unkept: _Optional[bytes] = ...) -> None: ...
     class RequestPreempted(_message.Message):
         __slots__ = ("request",)
         REQUEST_FIELD_NUMBER: _ClassVar[int]

@@ -1,8 +1,8 @@
-"""The figures of a machine whose engine has several groups of layers and a host tier of its own.
+"""The figures of a recorded engine whose own connector decides about its host tier, as vLLM's does.
 
-A leader's tiers have a block once, whatever the group of layers. Such an engine copies the blocks of each group down
-and finds each on its own. So its own connector decides (``simulator/offloading_tier.py``), and no leader does. The
-links carry the copies as they do for a leader.
+The leader decided nothing there, so no leader decides in the replay. ``simulator/offloading_tier.py`` has the rules of
+the connector. They are also those for several groups of layers, for which a leader's tiers have one block. The links
+carry the copies as they do for a leader.
 
 Law of this file: the counts are those of ``MachineLedger``, with the hits and the copies of the host tier.
 """
@@ -12,7 +12,7 @@ from functools import partial
 from operator import itemgetter
 from typing import Any
 
-from kvbm_console.core.columns import pack_hashes
+from kvbm_console.core.columns import pack_hashes, pack_ids, unpack_ids
 from kvbm_console.core.config import LeaderConfig
 from kvbm_console.core.errors import InternalError
 from kvbm_console.core.eviction import make_policy
@@ -34,29 +34,37 @@ G2 = 1
 """The host tier in the columns of a count."""
 
 
-def is_grouped(options: SimulateOptions) -> bool:
-    """True for a recorded engine with several groups of layers and a host tier of its own."""
-    machine = options.machine
-    return options.tiered and machine is not None and machine.own_connector and len(machine.engine.groups) > 1
+def uses_connector(options: SimulateOptions) -> bool:
+    """True for a recorded engine with a host tier of its own, and for options that its connector has."""
+    return _is_recorded(options) and _foreign(options) is None
 
 
 def refusal(options: SimulateOptions) -> str | None:
-    """Why an engine with several groups of layers cannot be run with these options; None if it can."""
-    if not is_grouped(options):
+    """Why an engine with several groups of layers cannot be run with these options; None if it can. A leader runs
+    others, with tiers of its own."""
+    flag = _foreign(options)
+    if flag is None or not _is_recorded(options) or len(options.engine_fields()["groups"]) == 1:
         return None
-    for flag, value in (
+    return f"{flag} is not for an engine with several groups of layers: its own connector has one host tier"
+
+
+def _is_recorded(options: SimulateOptions) -> bool:
+    return options.tiered and options.machine is not None and options.machine.own_connector
+
+
+def _foreign(options: SimulateOptions) -> str | None:
+    """A flag that asks for what a leader has and vLLM's connector has not."""
+    asked = (
         ("--kv-disk-blocks", options.kv_disk_blocks), ("--kv-offload-threshold", options.kv_offload_threshold),
-        ("--pin-tail-tokens", options.policy.pin_tail_tokens), ("--hosts", options.hosts - 1),
-        ("--ranks", options.ranks - 1), ("--check", options.check), ("--bytes", options.with_bytes is not None),
-    ):
-        if value:
-            return f"{flag} is not for an engine with several groups of layers: its own connector has one host tier"
-    return None
+        ("--pin-tail-tokens", options.policy.pin_tail_tokens), ("--hosts", options.hosts > 1),
+        ("--ranks", options.ranks > 1), ("--check", options.check), ("--bytes", options.with_bytes is not None),
+    )
+    return next((flag for flag, value in asked if value), None)
 
 
-class GroupedLedger(MachineLedger):
-    """A machine with several groups of layers and a host tier: the ``EnginePort`` of its engine, and the receiver
-    of its mover's ``Reports``."""
+class ConnectorLedger(MachineLedger):
+    """A machine whose engine has a connector with a host tier: the ``EnginePort`` of its engine, and the receiver of
+    its mover's ``Reports``."""
 
     def __init__(
         self, leader: LeaderConfig, links: Sequence[LinkSpec], config: EngineConfig, workload: Workload, *,
@@ -88,6 +96,8 @@ class GroupedLedger(MachineLedger):
         """True while a step runs."""
         self._ends: list[tuple[int, str]] = []
         """Number and name of each request that ended since a step was formed."""
+        self._withheld: dict[str, list[int]] = {}
+        """Ended requests to the places into which a load runs."""
         self._found: dict[str, tuple[int, int, int]] = {}
         """Requests that load, to their computed tokens before and behind the load, and the prompt blocks it counts."""
         super().__init__(
@@ -183,16 +193,18 @@ class GroupedLedger(MachineLedger):
         return super().preempted(work)
 
     def finished(self, name: str, ids: list[int], reason: FinishReason) -> bool:
-        """As without tiers."""
+        """As without tiers. True while the blocks are the target of a load."""
         super().finished(name, ids, reason)
         work = self._works.pop(name, None)
         self._prompts.pop(name)
         self._found.pop(name, None)
-        self.host.finished(name, 0 if work is None else work.computed)
+        loads = self.host.finished(name, 0 if work is None else work.computed)
+        if loads:
+            self._withheld[name] = ids
         self._ends.append((0 if work is None else work.request.end_number, name))
         if not self._steps:
             self._look_for_ends()
-        return False
+        return loads
 
     def _look_for_ends(self) -> None:
         """Look a moment later for ends that no step was formed behind."""
@@ -235,16 +247,26 @@ class GroupedLedger(MachineLedger):
             return
         del self._copies[copy.number]
         if kind is TransferFailed and copy.is_load and copy.request in self._found:
-            before, _, counted = self._found[copy.request]
-            self._found[copy.request] = before, before, 0
-            self.totals.hit_blocks[G2] -= counted
-            self.totals.lost_blocks += counted
-            if self._ended is not None:
-                record = self._records[copy.request]
-                record.hits = record.hits[0], 0, 0, 0
+            self._lose(copy, unpack_ids(args[4]))
         self._end(copy)
         if copy.is_load:
             self.engine.wake(copy.request)
+            self.engine.release(copy.request, pack_ids(self._withheld.pop(copy.request, ())))
+
+    def _lose(self, copy: HostCopy, failed: list[int]) -> None:
+        """A load failed, at these of its blocks. Of several groups vLLM takes none, of one what comes before them."""
+        before, after, counted = self._found[copy.request]
+        arrived = before
+        if failed and len(self.engine.config.groups) == 1:
+            first = -(-after // self._block_tokens) - len(copy.keys)
+            arrived = max(before, min(after, (first + min(failed)) * self._block_tokens))
+        kept = min(counted, (arrived - before) // self._block_tokens)
+        self._found[copy.request] = before, arrived, kept
+        self.totals.hit_blocks[G2] -= counted - kept
+        self.totals.lost_blocks += counted - kept
+        if self._ended is not None:
+            record = self._records[copy.request]
+            record.hits = record.hits[0], kept, 0, 0
 
     def _end_all(self, copies: Sequence[HostCopy]) -> None:
         for copy in copies:

@@ -3,25 +3,17 @@
 Law of this file: hits and copies are those of vLLM's own scheduler in ``recordings/vllm/mixed``.
 """
 
+from pathlib import Path
+
 import msgspec
 import pytest
 
-from kvbm_console.core import events as ev
 from kvbm_console.core.errors import UsageError
 from kvbm_console.core.eviction.policy import POLICIES
-from kvbm_console.core.ids import Measure
-from kvbm_console.planning.grouped import GroupedLedger
+from kvbm_console.planning.connector import ConnectorLedger
 from kvbm_console.planning.options import SimulateOptions
 from kvbm_console.planning.plan import changes_of
-from kvbm_console.planning.recorded import (
-    _LOOK,
-    CopyName,
-    RecordedLoad,
-    RecordedWorkload,
-    _read,
-    _Reading,
-    read_run,
-)
+from kvbm_console.planning.recorded import CopyName, RecordedLoad, RecordedWorkload, read_run
 from kvbm_console.planning.run import build_ledger, simulate
 from kvbm_console.simulator.link import Fault
 from kvbm_console.simulator.offloading_tier import HostCopy
@@ -49,23 +41,10 @@ def test_a_tap_tells_the_windows_and_what_is_kept_of_them(mixed: RecordedLoad) -
     assert mixed.notes == []
 
 
-def test_recordings_without_those_are_read_for_them(mixed: RecordedLoad, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recordings_without_those_are_read_for_them(mixed: RecordedLoad, tmp_path: Path) -> None:
     """Blocks that are gone bound the windows, and the copies tell that not all blocks go down."""
-    taken = _Reading.pool
-
-    def forget(reading: _Reading, event: ev.PoolKnown) -> None:
-        taken(reading, msgspec.structs.replace(event, window=None))
-
-    def numbers(reading: _Reading, event: ev.EngineMeasured) -> None:
-        told = dict(zip(event.measures, event.values, strict=True))
-        told.pop(Measure.RETENTION_TOKENS, None)
-        reading.told.numbers[event.source] = told
-
-    monkeypatch.setitem(_LOOK, ev.PoolKnown, forget)
-    monkeypatch.setitem(_LOOK, ev.EngineMeasured, numbers)
-    _read.cache_clear()
-    run = read_run(mixed.name.partition(":")[2])
-    _read.cache_clear()
+    run_of("mixed", older=True).record(tmp_path, [64])
+    run = read_run(str(tmp_path))
     assert run.machine.engine == mixed.machine.engine
     assert run.machine.leader == mixed.machine.leader
     assert simulate(options_of(run)).document["prefix_hit_rate"] == run.hit_rate
@@ -74,13 +53,13 @@ def test_recordings_without_those_are_read_for_them(mixed: RecordedLoad, monkeyp
 def test_every_copy_of_such_an_engine_is_made_again(mixed: RecordedLoad, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those down with the same blocks, and loads of as many blocks for the same requests."""
     made: list[tuple[CopyName, int]] = []
-    start = GroupedLedger._start
+    start = ConnectorLedger._start
 
-    def note(ledger: GroupedLedger, copy: HostCopy) -> None:
+    def note(ledger: ConnectorLedger, copy: HostCopy) -> None:
         made.append((copy.request if copy.is_load else tuple(sorted(copy.hashes)), len(copy.keys)))
         start(ledger, copy)
 
-    monkeypatch.setattr(GroupedLedger, "_start", note)
+    monkeypatch.setattr(ConnectorLedger, "_start", note)
     simulate(options_of(mixed))
     assert sorted(made, key=str) == sorted(((name, copy.blocks) for (name, _), copy in mixed.copies.items()), key=str)
     assert sum(isinstance(name, str) for name, _ in made) >= 3
@@ -109,7 +88,7 @@ def test_records_of_such_a_run_are_those_of_its_requests(mixed: RecordedLoad) ->
 
 def test_a_load_that_fails_is_computed(mixed: RecordedLoad) -> None:
     ledger = build_ledger(options_of(mixed), RecordedWorkload(mixed.name.partition(":")[2]))
-    assert isinstance(ledger, GroupedLedger)
+    assert isinstance(ledger, ConnectorLedger)
     ledger.mover.faults = lambda order: Fault() if order.route.is_load else None
     ledger.run_to_end()
     totals = ledger.measures().totals

@@ -176,10 +176,12 @@ once. ``chat``: turns begin with the answers before them. ``mild``: room for all
 resets. ``hybrid``: layers with a sliding window beside layers with full attention. ``ranks``: several workers.
 ``failures``: loads fail."""
 VLLM: dict[str, tuple[Any, ...]] = {
-    "groups": ("full", "full+window", "full+window+window", "window"), "ranks": (1, 2, 4), "fails": (0, 1, 3, 7),
-    "on_failure": ("recompute", "recompute", "fail"),
+    "groups": ("full", "full+window", "full+window+window", "window"), "windows": ("kept", "all"), "ranks": (1, 2, 4),
+    "fails": (0, 1, 3, 7), "on_failure": ("recompute", "recompute", "fail"),
 }
-"""Choices of a machine with vLLM. ``groups``: the kinds of its layers. ``ranks``: workers of tensor parallelism.
+"""Choices of a machine with vLLM. ``groups``: the kinds of its layers. ``windows``: which blocks it caches of a layer
+with a sliding window. ``kept`` are those that vLLM keeps by default: since 0.33 the windows at the ends of prompts.
+``all`` are all blocks, as before. ``ranks``: workers of tensor parallelism.
 ``fails``: of so many loads the last loses blocks, and ``on_failure`` is the engine's answer."""
 
 

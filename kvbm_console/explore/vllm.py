@@ -55,6 +55,8 @@ WINDOW = 4 * BLOCK
 """Tokens that a layer with a sliding window reads."""
 SALTS = tuple(group * 0x5851F42D4C957F2D & 0x3FFFFFFFFFFFFFFF for group in range(8))
 """Group of layers to the mask that its contents differ by from those of the first group."""
+KEPT = "prefix_cache_retention_interval"
+"""The setting of vLLM that says which blocks of a sliding window it caches. None is all of them."""
 ADAPTERS: tuple[type[Adapter], ...] = (
     OffloadingAdapter, SimpleAdapter, NixlAdapter, LmcacheAdapter, MooncakeAdapter, MooncakeStoreAdapter,
     ExampleAdapter, DecodeBenchAdapter)
@@ -145,7 +147,8 @@ class Release:
     def configs(self, connector: dict[str, Any], scenario: Scenario) -> tuple[Any, Any]:
         """The configurations of the engine and of its cache for a scenario."""
         key = (json.dumps(connector, sort_keys=True), scenario.device_blocks, scenario.host_blocks,
-               scenario.max_running, scenario.batch_tokens, *map(scenario.option, ("groups", "ranks", "on_failure")))
+               scenario.max_running, scenario.batch_tokens,
+               *map(scenario.option, ("groups", "windows", "ranks", "on_failure")))
         if key not in self._configs:
             if len(self._configs) > 500:
                 self._configs.clear()
@@ -157,6 +160,8 @@ class Release:
         kinds, groups, ranks = self.config, str(scenario.option("groups")).split("+"), int(scenario.option("ranks"))
         cache = kinds.CacheConfig(block_size=BLOCK, enable_prefix_caching=True)
         cache.num_gpu_blocks = scenario.device_blocks
+        if scenario.option("windows") == "all" and hasattr(cache, KEPT):
+            setattr(cache, KEPT, None)
         entry = {"kv_load_failure_policy": scenario.option("on_failure"),
                  **self._sized(connector, scenario.host_blocks * PAGE * ranks)}
         more = {} if ranks == 1 else {"parallel_config": kinds.ParallelConfig(
@@ -172,7 +177,7 @@ class Release:
         )
         if groups != ["full"]:  # as on a device; vLLM without a device turns hybrid memory off
             config.scheduler_config.disable_hybrid_kv_cache_manager = False
-        return config, self._cache(groups, scenario.device_blocks)
+        return config, self._cache(groups, scenario.device_blocks, cache)
 
     def _sized(self, connector: dict[str, Any], host_bytes: int) -> dict[str, Any]:
         """The connector's entry with a host tier of so many bytes, unless the entry itself has a size."""
@@ -186,8 +191,9 @@ class Release:
             extra["connector"] = self._sized(extra["connector"], host_bytes)
         return {**entry, "kv_connector_extra_config": extra}
 
-    def _cache(self, groups: list[str], blocks: int) -> Any:
-        """The engine's cache: a group of one layer for each kind, ``full`` or ``window``."""
+    def _cache(self, groups: list[str], blocks: int, config: Any) -> Any:
+        """The engine's cache: a group of one layer for each kind, ``full`` or ``window``. It keeps windows as vLLM does
+        by its configuration, in a release that can be told."""
         parts, shape = self.interface, {
             "block_size": BLOCK, "num_kv_heads": 1, "head_size": 128, "dtype": import_module("torch").float32}
         layers = [f"layer{at}" for at in range(len(groups))]
@@ -197,8 +203,10 @@ class Release:
         known = {"size": blocks * PAGE, "shared_by": layers, "layers": layers, "layer_stride": blocks * PAGE,
                  "block_stride": PAGE}
         placed = tensor(**{part.name: known[part.name] for part in dataclasses.fields(tensor) if part.name in known})
+        accepted = {part.name for part in dataclasses.fields(parts.KVCacheConfig)}
+        kept = {KEPT: getattr(config, KEPT)} if KEPT in accepted and hasattr(config, KEPT) else {}
         return parts.KVCacheConfig(num_blocks=blocks, kv_cache_tensors=[placed], kv_cache_groups=[
-            parts.KVCacheGroupSpec([layer], spec) for layer, spec in zip(layers, specs, strict=True)])
+            parts.KVCacheGroupSpec([layer], spec) for layer, spec in zip(layers, specs, strict=True)], **kept)
 
 
 def _get(module: str, name: str) -> Any:

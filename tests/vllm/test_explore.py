@@ -163,7 +163,7 @@ def test_a_loaded_request_with_a_sliding_window_needs_more_than_its_reservation(
     scenario = Scenario(36, 37, 3, 32, (
         Arrive(7, "a", ((0, 16), (31, 125)), 7), Arrive(12, "b", ((0, 2), (1, 61)), 3),
         Arrive(12, "c", ((0, 16), (31, 119), (32, 9)), 2), Arrive(12, "d", ((0, 16), (31, 80), (32, 1)), 1)),
-        (2,), (("groups", "full+window+window"),))
+        (2,), (("groups", "full+window+window"), ("windows", "all")))
     verdict = Machine(release, SIMPLE, scenario).play().verdict
     assert verdict is not None
     assert verdict.signature == UNCOUNTED

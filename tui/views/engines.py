@@ -48,7 +48,7 @@ def engines_section(desk: Desk, state: CacheState, width: int) -> list[Line]:
     return lines
 
 
-_COLUMNS = (("blocks", 31, 0), ("reusable", 41, 0), ("only here", 52, 0), ("stored/s", 62, 63), ("evict/s", 71, 72))
+_COLUMNS = (("blocks", 37, 0), ("reusable", 47, 0), ("only here", 58, 0), ("stored/s", 68, 69), ("evict/s", 77, 78))
 """Name and end of each column, and the width up to which the column is left out."""
 
 
@@ -255,17 +255,19 @@ def _wrapped(pieces: list[Piece], width: int, role: str, indent: int = 1) -> lis
 
 
 def medium_name(pool: PoolFacts, *, rank: bool) -> str:
-    """``G2 CPU_PINNED``, with the rank where an engine speaks for several and the group where a model has some."""
+    """``G2 CPU_PINNED``, with the rank where an engine speaks for several, the group where a model has some, and the
+    attention window of its layers."""
     info = pool.info
     name = f"{info.tier.name} {plain(info.medium)}"
-    return name + (f" rank {info.dp_rank}" if rank else "") + (f" group {info.group}" if info.group else "")
+    name += (f" rank {info.dp_rank}" if rank else "") + (f" group {info.group}" if info.group else "")
+    return name + (f" window {info.window}" if info.window else "")
 
 
 def _pool(desk: Desk, state: CacheState, pool: PoolFacts, width: int, *, told: bool) -> Line:
     flows, now, source = desk.mirror.flows, desk.now_ns, pool.info.source
     over, doubt = state.has_ended(source), uncertain(state, source)
     role = "stale" if over else "caution" if doubt else "text"
-    row = Row().put("   ").put(cut(medium_name(pool, rank=told), 20), "stale" if over else "text")
+    row = Row().put("   ").put(cut(medium_name(pool, rank=told), 26), "stale" if over else "text")
     mark = "?" if doubt else ""
     resident = pool.resident_blocks
     found, own = desk.mirror.sources.shares(state, pool)
@@ -292,6 +294,6 @@ def _pool(desk: Desk, state: CacheState, pool: PoolFacts, width: int, *, told: b
     for value, (_, end, least) in zip(values, _COLUMNS, strict=True):
         if width > least:
             row.right(value, end, role)
-    if width >= 74 + TREND_CELLS and stored is not None and not over:
-        row.to(74).spans(desk.trend(stored.last(60, now), TREND_CELLS))
+    if width >= 80 + TREND_CELLS and stored is not None and not over:
+        row.to(80).spans(desk.trend(stored.last(60, now), TREND_CELLS))
     return row.line("", width)

@@ -561,9 +561,13 @@ class TargetSession:
         elif not self._asking:
             self._asking = True
             self._tell("asking the target for what is older …", "muted")
-            self._spawn(self._find_older(reel, self.feed, at_ns, show), "older")
+            work = self._find_older(reel, self.feed, at_ns, show, playback, playback.position_seq)
+            self._spawn(work, "older")
 
-    async def _find_older(self, reel: Reel, feed: Remembering, at_ns: int, show: Show) -> None:
+    async def _find_older(
+        self, reel: Reel, feed: Remembering, at_ns: int, show: Show, playback: "Playback", stood: int
+    ) -> None:
+        """Ask the target, and show the moment, unless the user has moved while the target answered."""
         try:
             recorded = await self._recorded()
             beat = self.mirror.heartbeat
@@ -575,7 +579,7 @@ class TargetSession:
             return
         finally:
             self._asking = False
-        if self.past is not None:
+        if self.past is not None and self.past.playback is playback and playback.position_seq == stood:
             self._stand_at(reel, at_ns, show)
 
     def _on_tape(self, tape: RunTape) -> "TargetSession":

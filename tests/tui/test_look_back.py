@@ -399,31 +399,39 @@ async def test_moments_before_the_console_connected_are_the_replays(
     await asyncio.gather(*replay.tasks, return_exceptions=True)
 
 
+class Ring(Live):
+    """A target whose ring begins at event 100. It answers once ``answers`` is set."""
+
+    def __init__(self, tape: Recording, rng: random.Random) -> None:
+        super().__init__(tape, rng)
+        self.asked, self.answers = asyncio.Event(), asyncio.Event()
+
+    async def items(self) -> AsyncIterator[FeedItem]:
+        tape = self.tape
+        yield Connected(tape.name, tape.incarnation, 1, False, tape.block_bytes, config=tape.config)
+        yield SnapshotTaken(tape.state_at(299))
+        yield EventsArrived([event for events in tape.events(300) for event in events])
+        self.ended.set()
+        await asyncio.Event().wait()
+
+    async def between(self, first: int, last: int) -> tuple[list[Event], int]:
+        return [], 100
+
+    async def remembered(self, until: int) -> AsyncIterator[FeedItem]:
+        self.asked.set()
+        await self.answers.wait()
+        yield SnapshotTaken(self.tape.state_at(119))
+        for events in self.tape.events(120):
+            yield EventsArrived([event for event in events if event.seq < until])
+
+
 @pytest.mark.asyncio
 async def test_the_end_of_the_past_is_told_with_its_reason() -> None:
     tape = Recording.open(RECORDINGS / "thrash.mcap")
-
-    class Ring(Live):
-        """A target whose ring begins at event 100."""
-
-        async def items(self) -> AsyncIterator[FeedItem]:
-            yield Connected(tape.name, tape.incarnation, 1, False, tape.block_bytes, config=tape.config)
-            yield SnapshotTaken(tape.state_at(299))
-            yield EventsArrived([event for events in tape.events(300) for event in events])
-            self.ended.set()
-            await asyncio.Event().wait()
-
-        async def between(self, first: int, last: int) -> tuple[list[Event], int]:
-            return [], 100
-
-        async def remembered(self, until: int) -> AsyncIterator[FeedItem]:
-            yield SnapshotTaken(tape.state_at(119))
-            for events in tape.events(120):
-                yield EventsArrived([event for event in events if event.seq < until])
-
     live = Console(TargetSession(Ring(tape, random.Random(1)), mono=Mono()))
     feed, desk = live.session.feed, live.desk
     assert isinstance(feed, Ring)
+    feed.answers.set()
     await live.until(feed.ended.is_set)
     for _ in range(3):
         press(desk, "shift+left")
@@ -437,6 +445,29 @@ async def test_the_end_of_the_past_is_told_with_its_reason() -> None:
     desk.draw(80, 24)
     await live.until(lambda: desk.actions is live.session.past)
     assert desk.actions.playback.recording is live.session.reel
+    for task in live.tasks:
+        task.cancel()
+    await asyncio.gather(*live.tasks, return_exceptions=True)
+
+
+@pytest.mark.asyncio
+async def test_a_late_answer_about_the_past_moves_nobody_who_has_moved_on() -> None:
+    tape = Recording.open(RECORDINGS / "thrash.mcap")
+    live = Console(TargetSession(Ring(tape, random.Random(1)), mono=Mono()))
+    feed, kept = live.session.feed, live.session.reel
+    assert isinstance(feed, Ring)
+    assert kept is not None
+    await live.until(feed.ended.is_set)
+    await live.until(lambda: kept.begun)
+    live.session.go_back(tape.last_ns, live.desk.show)
+    await live.until(lambda: live.desk.looks_back and feed.asked.is_set())
+    await live.seek(700)
+    feed.answers.set()
+    await live.until(lambda: not live.session._asking)
+    assert live.session.past is not None
+    playback = live.session.past.playback
+    assert playback is not None
+    assert (playback.recording, playback.position_seq) == (kept, 700)
     for task in live.tasks:
         task.cancel()
     await asyncio.gather(*live.tasks, return_exceptions=True)

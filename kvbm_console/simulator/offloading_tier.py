@@ -68,7 +68,7 @@ class _Request:
     """What the tier knows of a request."""
 
     __slots__ = (
-        "copies", "held", "junction", "keys", "known", "line", "local", "number", "offered", "over", "prompt",
+        "copies", "held", "junction", "keys", "known", "line", "local", "number", "offered", "over", "places", "prompt",
     )
 
     def __init__(self, number: int, keys: list[Sequence[int]], prompt: int) -> None:
@@ -87,8 +87,10 @@ class _Request:
         """Leading blocks of each group that were offered."""
         self.copies: list[HostCopy] = []
         """Those that run."""
-        self.line: dict[int, None] = {}
+        self.line: list[int] = []
         """Its keys in their order, for a policy that hears of a whole prompt."""
+        self.places: dict[int, int] = {}
+        """Key to its place in ``line``."""
         self.over: int | None = None
         """The tokens that it computed, once it has ended."""
 
@@ -258,22 +260,24 @@ class OffloadingTier:
             self.order.used(request.number, keys)
         elif not request.line:
             blocks = request.prompt // self._size
-            request.line = {
-                key: None for row in zip(*(keys[:blocks] for keys in request.keys), strict=True) for key in row
-            }
-            self.order.use(list(request.line), self._clock())
+            self._extend(request, chain.from_iterable(zip(*(keys[:blocks] for keys in request.keys), strict=True)))
+            self.order.use(request.line[:], self._clock())
+
+    def _extend(self, request: _Request, keys: Iterable[int]) -> None:
+        for key in keys:
+            if key not in request.places:
+                request.places[key] = len(request.line)
+                request.line.append(key)
 
     def _insert(self, request: _Request, keys: list[int]) -> None:
         """These keys become resident for a request."""
         if isinstance(self.order, RequestLru):
             self.order.insert(keys, None, self._clock())
             return
-        request.line |= dict.fromkeys(keys)
-        line = list(request.line)
-        at = {key: place for place, key in enumerate(line)}
-        resident = self.order.resident
-        for key in sorted(keys, key=at.__getitem__):
-            before = next((line[place] for place in range(at[key] - 1, -1, -1) if line[place] in resident), None)
+        self._extend(request, keys)
+        line, places, resident = request.line, request.places, self.order.resident
+        for key in sorted(keys, key=places.__getitem__):
+            before = next((line[place] for place in range(places[key] - 1, -1, -1) if line[place] in resident), None)
             self.order.insert([key], before, self._clock())
 
     def _copy(
@@ -328,7 +332,7 @@ class OffloadingTier:
             if all(len(places) == length for places, length in zip(request.held, lengths, strict=True)):
                 del before[part.name]
         self._given.discard(NO_PLACE)
-        if not self._given:
+        if not self._given or not any(self._windows):
             return
         for name, request in self._requests.items():
             ends = before.get(name)
@@ -342,8 +346,10 @@ class OffloadingTier:
     def _offer(self, name: str, computed: int) -> HostCopy | None:
         """Offer the blocks of a request that are full with so many computed tokens."""
         request, size = self._requests[name], self._size
-        tails = (request.prompt - 1) // size, request.junction // size
         full = min(computed, request.known, request.prompt if self._prompt_only else computed) // size
+        if full <= min(request.offered):
+            return None
+        tails = (request.prompt - 1) // size, request.junction // size
         keys: list[int] = []
         where: list[tuple[int, int]] = []
         ends = []

@@ -13,8 +13,8 @@ from heapq import heapify, heappop, heappush
 from itertools import count
 from typing import Any, Final
 
-Rank = tuple[int, int]
-"""Number of a use, and the place in its prefix, negative."""
+_PLACES: Final = 32
+"""Bits of a rank for the place: it is the number of a use, shifted by so many bits, less the place in the prefix."""
 _SLACK: Final = 1_000
 """Dead entries of the heap before it is made anew, beside one per block."""
 
@@ -47,9 +47,11 @@ class RequestLru:
     is_recency = True
 
     def __init__(self) -> None:
-        self._rank: dict[int, Rank] = {}
-        self._heap: list[tuple[Rank, int]] = []
-        self._coming: dict[int, Rank] = {}
+        self._rank: dict[int, int] = {}
+        self._heap: list[tuple[int, int]] = []
+        self._chosen: list[tuple[int, int]] = []
+        """Entries that the last choice took off the heap."""
+        self._coming: dict[int, int] = {}
         """Keys that are offered and not resident, with the rank that they will have."""
         self._uses: dict[int, _Use] = {}
         """Live request to what it has used."""
@@ -102,9 +104,9 @@ class RequestLru:
             # What it used before counts again only if it was given up since, so that it is copied here anew.
             if key not in use.seen or key not in self._rank:
                 use.seen[key] = place
-                self._raise(key, (use.number, -place))
+                self._raise(key, (use.number << _PLACES) - place)
 
-    def _raise(self, key: int, rank: Rank) -> None:
+    def _raise(self, key: int, rank: int) -> None:
         ranks = self._rank if key in self._rank else self._coming
         if ranks.get(key, rank) <= rank:
             ranks[key] = rank
@@ -132,7 +134,7 @@ class RequestLru:
         """An iteration is being formed: the ends that the last one saw count from now on."""
         for key, number in self._due:
             if key in self._rank:
-                self._raise(key, (number, 0))
+                self._raise(key, number << _PLACES)
             else:
                 self._coming.pop(key, None)
         self._due.clear()
@@ -144,7 +146,7 @@ class RequestLru:
         """These blocks are used or stored by nobody in particular."""
         self._next += 1
         for place, key in enumerate(keys):
-            self._rank[key] = self._next, -place
+            self._rank[key] = (self._next << _PLACES) - place
             self._push(key, self._rank[key])
 
     def use(self, keys: Sequence[int], at_ns: int) -> None:
@@ -154,7 +156,7 @@ class RequestLru:
         """See ``TierPolicy.insert``. The blocks have the rank of the request that offered them."""
         self._next += 1
         for place, key in enumerate(keys):
-            self._rank[key] = self._coming.pop(key, (self._next, -place))
+            self._rank[key] = self._coming.pop(key, (self._next << _PLACES) - place)
             self._push(key, self._rank[key])
 
     def forget(self, keys: Iterable[int]) -> None:
@@ -166,26 +168,35 @@ class RequestLru:
         self, count: int, evictable: Callable[[int], bool] | None = None, protected: Collection[int] = (),
     ) -> list[int] | None:
         """The ``count`` coldest evictable keys that are not protected, coldest first; None if there are fewer."""
-        chosen: list[int] = []
-        passed: list[tuple[Rank, int]] = []
-        heap = self._heap
+        ranks, heap = self._rank, self._heap
+        for entry in self._chosen:  # those that stayed after all
+            if ranks.get(entry[1]) == entry[0]:
+                heappush(heap, entry)
+        chosen: list[tuple[int, int]] = []
+        passed: list[tuple[int, int]] = []
+        last = None
         while heap and len(chosen) < count:
             entry = heappop(heap)
-            rank, key = entry
-            if self._rank.get(key) != rank or (passed and passed[-1] == entry):
+            key = entry[1]
+            if ranks.get(key) != entry[0] or entry == last:
                 continue
-            passed.append(entry)
-            if key not in protected and (evictable is None or evictable(key)):
-                chosen.append(key)
+            last = entry
+            taken = key not in protected and (evictable is None or evictable(key))
+            (chosen if taken else passed).append(entry)
         for entry in passed:
             heappush(heap, entry)
-        return chosen if len(chosen) == max(0, count) else None
+        self._chosen = chosen
+        return [key for _, key in chosen] if len(chosen) == max(0, count) else None
 
-    def _push(self, key: int, rank: Rank) -> None:
+    def _push(self, key: int, rank: int) -> None:
         heappush(self._heap, (rank, key))
         if len(self._heap) > 2 * len(self._rank) + _SLACK:
-            self._heap = [(rank, key) for key, rank in self._rank.items()]
-            heapify(self._heap)
+            self._make_heap()
+
+    def _make_heap(self) -> None:
+        self._heap = [(rank, key) for key, rank in self._rank.items()]
+        heapify(self._heap)
+        self._chosen = []
 
     def gauges(self) -> dict[str, float]:
         """No counts of its own."""
@@ -194,8 +205,7 @@ class RequestLru:
     def export(self) -> Any:
         """The ranks, and what requests use."""
         return {
-            "ranks": sorted([key, *rank] for key, rank in self._rank.items()),
-            "coming": sorted([key, *rank] for key, rank in self._coming.items()),
+            "ranks": _told(self._rank), "coming": _told(self._coming),
             "uses": [[owner, use.number, use.next, sorted(use.seen.items())] for owner, use in self._uses.items()],
             "offers": sorted([key, *offer] for key, offer in self._offers.items()),
             "ended": [list(one) for one in self._ended], "due": [list(one) for one in self._due], "next": self._next,
@@ -203,10 +213,8 @@ class RequestLru:
 
     def restore(self, exported: Any) -> None:
         """Take over exported columns."""
-        self._rank = {key: (number, place) for key, number, place in exported["ranks"]}
-        self._heap = [(rank, key) for key, rank in self._rank.items()]
-        heapify(self._heap)
-        self._coming = {key: (number, place) for key, number, place in exported["coming"]}
+        self._rank, self._coming = _ranks(exported["ranks"]), _ranks(exported["coming"])
+        self._make_heap()
         self._uses = {
             owner: _Use(number, first, [(key, place) for key, place in seen])
             for owner, number, first, seen in exported["uses"]
@@ -214,3 +222,13 @@ class RequestLru:
         self._offers = {key: tuple(offer) for key, *offer in exported["offers"]}
         self._ended, self._next = [(owner, name) for owner, name in exported["ended"]], exported["next"]
         self._due = [(key, number) for key, number in exported["due"]]
+
+
+def _told(ranks: dict[int, int]) -> list[list[int]]:
+    """Key, number of its use and the place in the prefix, negative, of each rank."""
+    numbers = ((key, -(-rank >> _PLACES), rank) for key, rank in ranks.items())
+    return sorted([key, number, rank - (number << _PLACES)] for key, number, rank in numbers)
+
+
+def _ranks(told: list[list[int]]) -> dict[int, int]:
+    return {key: (number << _PLACES) + place for key, number, place in told}

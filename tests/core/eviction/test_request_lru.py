@@ -1,9 +1,11 @@
 """The order of eviction of requests, against vLLM's rule: a request's blocks have its rank, and its end uses them anew.
 
-Law of this file: the orders are worked out by hand.
+Law of this file: the orders are worked out by hand, or are those of the sorted ranks.
 """
 
 import msgspec
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kvbm_console.core.eviction.request_lru import RequestLru
 
@@ -105,6 +107,38 @@ def test_a_choice_gives_all_or_none_and_changes_nothing() -> None:
     assert order(lru) == [11, 10]
     lru.forget([11])
     assert order(lru) == [10]
+
+
+KEYS = st.integers(0, 15)
+Step = tuple[str, int, list[int]]
+STEP: st.SearchStrategy[Step] = st.one_of(
+    st.tuples(st.just("store"), st.integers(0, 5), st.lists(KEYS, unique=True)),
+    st.tuples(st.just("end"), st.integers(0, 5), st.just([])),
+    st.tuples(st.just("touch"), st.just(0), st.lists(KEYS, unique=True, max_size=3)),
+    st.tuples(st.just("choose"), st.integers(1, 6), st.lists(KEYS, max_size=4)),
+    st.tuples(st.just("evict"), st.integers(1, 6), st.lists(KEYS, max_size=4)),
+)
+
+
+@given(st.lists(STEP, max_size=60))
+def test_a_choice_is_that_of_the_sorted_ranks_whatever_was_chosen_before(steps: list[Step]) -> None:
+    """``choose`` is a choice that nobody carries out."""
+    lru, live = RequestLru(), set()
+    for kind, number, keys in steps:
+        if kind == "store" or (kind == "end" and number not in live):
+            stored(lru, number, keys)
+            live.add(number)
+        elif kind == "end":
+            lru.finished(number)
+            live.discard(number)
+        elif kind == "touch":
+            lru.touch([key for key in keys if key in lru.resident])
+        else:
+            ranks = sorted((use, place, key) for key, use, place in lru.export()["ranks"])
+            coldest = [key for _, _, key in ranks if key not in keys]
+            chosen = lru.victims(number, None, set(keys))
+            assert chosen == (coldest[:number] if len(coldest) >= number else None)
+            lru.forget(chosen if kind == "evict" and chosen else [])
 
 
 def test_a_restored_policy_goes_on_as_the_first_would() -> None:

@@ -269,4 +269,4 @@ def test_the_capacity_of_a_tapped_host_tier_is_the_one_that_the_tap_tells() -> N
     press(desk, "6")
     tiers = everything(desk, 120, 50)
     assert "at most 16 running" in tiers
-    assert "G2 CPU               100/400" in tiers
+    assert "G2 CPU                     100/400" in tiers

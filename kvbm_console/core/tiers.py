@@ -63,6 +63,15 @@ SORT_WITHIN: Final = 8
 """Sorting a heap of at most so many places for each that is taken or given back is cheaper than moving each alone."""
 
 
+def window_blocks(window: int, block_tokens: int) -> int:
+    """Blocks in a row, up to its end, that a hit needs in a group with this window; 0 if it needs all.
+
+    >>> window_blocks(64, 16), window_blocks(0, 16)
+    (4, 0)
+    """
+    return -(-(window - 1) // block_tokens) if window else 0
+
+
 class PoolInfo(msgspec.Struct, frozen=True):
     """The identity and the size of a pool. ``capacity_blocks`` is None when its engine does not tell.
 

@@ -22,7 +22,7 @@ from kvbm_console.core.config import (
 )
 from kvbm_console.core.errors import UsageError
 from kvbm_console.core.eviction.policy import DEFAULT_POLICY, PolicyConfig
-from kvbm_console.simulator.config import EngineConfig
+from kvbm_console.simulator.config import OF_ENGINES, EngineConfig
 from kvbm_console.simulator.link import DEFAULT_LINKS, LinkSpec
 from kvbm_console.simulator.link_settings import LinkSetting, links_of
 from kvbm_console.simulator.machine import SimulatedMachine
@@ -125,10 +125,7 @@ class Geometry(msgspec.Struct, frozen=True):
         return cls(*(int(part) for part in parts))
 
 
-WITHOUT_FLAG: Final = (
-    "patience_ns", "groups", "group_numbers", "retention", "whole_sequences", "early_steps", "fenced_steps",
-    "named_early", "passes_at_end",
-)
+WITHOUT_FLAG: Final = ("patience_ns", *OF_ENGINES)
 """Fields of ``EngineConfig`` that a recorded machine alone has."""
 
 

@@ -33,11 +33,12 @@ from kvbm_console.core.eviction.policy import PolicyConfig
 from kvbm_console.core.ids import Authority, FinishReason, Measure, ReleaseReason, Route, SlotState, Tier
 from kvbm_console.core.instructions import StartTransfer
 from kvbm_console.core.leader.decider import Decider
+from kvbm_console.core.tiers import window_blocks
 from kvbm_console.planning.attention import TOKENS_MAX, AttentionWindow, GroupWindow, LayerGroups
 from kvbm_console.planning.measured import Equation, Measured, of_recording, origins_of
 from kvbm_console.planning.options import BLOCK_TOKENS, Geometry
 from kvbm_console.recording.reader import Recording
-from kvbm_console.simulator.config import EngineConfig, window_blocks
+from kvbm_console.simulator.config import EngineConfig
 from kvbm_console.simulator.device_pool import HASH_BITS
 from kvbm_console.simulator.hashing import generated_hashes
 from kvbm_console.simulator.link import Fault, LinkMover

@@ -16,6 +16,13 @@ GROUPS_MAX: Final = 64
 """Groups of layers of one model. Engines make as few as they can, because each costs a lookup."""
 
 
+OF_ENGINES: Final = (
+    "groups", "group_numbers", "retention", "whole_sequences", "early_steps", "fenced_steps", "named_early",
+    "passes_at_end",
+)
+"""Fields of ``EngineConfig`` in which a recorded engine may differ from our own."""
+
+
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The numbers that the simulated engine schedules by. The block size is the leader's."""
 
@@ -136,12 +143,3 @@ def is_kept(at: int, tails: Sequence[int], need: int, retention: int | None, blo
         return True
     each = retention // block_tokens
     return bool(retention) and (need >= each or at % each >= each - need)
-
-
-def window_blocks(window: int, block_tokens: int) -> int:
-    """Blocks in a row, up to its end, that a hit needs in a group with this window; 0 if it needs all.
-
-    >>> window_blocks(64, 16), window_blocks(0, 16)
-    (4, 0)
-    """
-    return -(-(window - 1) // block_tokens) if window else 0

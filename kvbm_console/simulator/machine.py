@@ -13,7 +13,7 @@ import msgspec
 
 from kvbm_console.core.config import LeaderConfig
 from kvbm_console.core.errors import UsageError
-from kvbm_console.simulator.config import EngineConfig
+from kvbm_console.simulator.config import OF_ENGINES, EngineConfig
 from kvbm_console.simulator.link import DEFAULT_LINKS, LinkSpec
 
 LABEL: Final = "machine"
@@ -36,10 +36,7 @@ class SimulatedMachine(msgspec.Struct, frozen=True, kw_only=True):
     def labels(self) -> dict[str, str]:
         """The label of a recording of this machine; the leader's numbers are not in it."""
         label = msgspec.to_builtins(_Label(self.engine, tuple(self.links)))
-        for field in (
-            "groups", "group_numbers", "retention", "whole_sequences", "early_steps", "fenced_steps", "named_early",
-            "passes_at_end",
-        ):
+        for field in OF_ENGINES:
             if getattr(self.engine, field) == getattr(EngineConfig(g1_blocks=1), field):
                 del label["engine"][field]
         return {LABEL: msgspec.json.encode(label).decode()}

@@ -26,7 +26,8 @@ import msgspec
 
 from kvbm_console.core.eviction.policy import TierPolicy
 from kvbm_console.core.eviction.request_lru import RequestLru
-from kvbm_console.simulator.config import is_kept, window_blocks
+from kvbm_console.core.tiers import window_blocks
+from kvbm_console.simulator.config import is_kept
 from kvbm_console.simulator.device_pool import HASH_BITS, NO_PLACE, in_group
 from kvbm_console.simulator.work import Table
 
@@ -65,7 +66,7 @@ class Formed(msgspec.Struct, frozen=True):
 
 
 class _Request:
-    """What the tier knows of a request."""
+    """A request, as the tier knows it."""
 
     __slots__ = (
         "copies", "held", "junction", "keys", "known", "line", "local", "number", "offered", "over", "places", "prompt",

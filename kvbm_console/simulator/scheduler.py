@@ -37,7 +37,8 @@ from typing import Final
 
 from kvbm_console.core.errors import InternalError
 from kvbm_console.core.instructions import MatchAnswer
-from kvbm_console.simulator.config import EngineConfig, is_kept, passed_blocks, window_blocks
+from kvbm_console.core.tiers import window_blocks
+from kvbm_console.simulator.config import EngineConfig, is_kept, passed_blocks
 from kvbm_console.simulator.device_pool import NO_PLACE, DevicePool, SharedPool
 from kvbm_console.simulator.port import EnginePort
 from kvbm_console.simulator.work import CloneFamily, Plan, Table, Work

@@ -14,7 +14,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from kvbm_console.core.eviction import make_policy
 from kvbm_console.core.eviction.policy import POLICIES, PolicyConfig, TierPolicy
 from kvbm_console.core.eviction.request_lru import RequestLru
-from kvbm_console.simulator.config import is_kept, passed_blocks, window_blocks
+from kvbm_console.core.tiers import window_blocks
+from kvbm_console.simulator.config import is_kept, passed_blocks
 from kvbm_console.simulator.device_pool import NO_PLACE, in_group
 from kvbm_console.simulator.offloading_tier import Formed, HostCopy, OffloadingTier
 from kvbm_console.simulator.work import Table

@@ -108,7 +108,7 @@ class Clock:
 
 
 def truth(engine: Engine, group: int) -> dict[str, Any]:
-    """What the scheduler holds after it has formed a step: places in one group, and the hashes of all others."""
+    """The blocks that the scheduler holds after it has formed a step: places in one group, hashes in all others."""
     manager = engine.scheduler.kv_cache_manager
     requests = {
         name: [manager.get_block_ids(name)[group], request.num_computed_tokens, request.status is RequestStatus.RUNNING]

@@ -17,7 +17,7 @@ from kvbm_console.core.describe import mismatch
 from kvbm_console.core.ids import Authority, SlotState, Tier
 from kvbm_console.core.slots import SlotFacts
 from kvbm_console.core.state import CacheState
-from kvbm_console.core.tiers import READY, WRITING, PoolFacts
+from kvbm_console.core.tiers import READY, WRITING, PoolFacts, window_blocks
 from kvbm_console.stream.feed import GapSeen
 
 QUEUE, LOOKUP, HOLD, TRANSFER_QUEUE, WIRE, COMPUTE, SKIPPED, RELEASE, UNKNOWN = (
@@ -384,7 +384,7 @@ def _further_groups(state: CacheState, slot: SlotFacts) -> list[PoolFacts]:
 def _longest(pool: PoolFacts, hashes: Sequence[int]) -> int:
     """Blocks of the longest prefix of which a group has what it needs: all of it, or the window at its end."""
     window = pool.info.window or 0
-    need = -(-(window - 1) // pool.info.block_tokens) if window else len(hashes)
+    need = window_blocks(window, pool.info.block_tokens) or len(hashes)
     run = longest = 0
     for at, key in enumerate(hashes, 1):
         run = run + 1 if key in pool.by_hash else 0
@@ -396,7 +396,7 @@ def _longest(pool: PoolFacts, hashes: Sequence[int]) -> int:
 
 
 def _stood(state: CacheState, key: int, hidden: Set[int]) -> Stood:
-    """Where a block is, but for ``hidden`` pools: those of other groups of layers."""
+    """The tiers that have a block, without ``hidden`` pools: those of other groups of layers."""
     ready: set[Tier] = set()
     writing: set[Tier] = set()
     operation = for_slot = None

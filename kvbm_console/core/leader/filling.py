@@ -11,7 +11,7 @@ from kvbm_console.core import events as ev
 from kvbm_console.core.ids import EMPTY_HASH
 from kvbm_console.core.leader.decider import Decider
 from kvbm_console.core.slots import SlotFacts
-from kvbm_console.core.tiers import PoolFacts
+from kvbm_console.core.tiers import PoolFacts, window_blocks
 
 UNBOUNDED: Final = sys.maxsize
 
@@ -74,7 +74,7 @@ def copied_blocks(decider: Decider, slot: SlotFacts) -> tuple[int, int]:
     config = decider.config
     if config.offload_window_only and config.lookup_window:
         end = max(0, slot.prompt_tokens - 1) // config.block_tokens
-        return max(0, end - -(-(config.lookup_window - 1) // config.block_tokens)), end
+        return max(0, end - window_blocks(config.lookup_window, config.block_tokens)), end
     return 0, slot.prompt_blocks if config.offload_prompt_only else UNBOUNDED
 
 

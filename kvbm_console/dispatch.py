@@ -28,15 +28,23 @@ MEDIUM_OF: Final[dict[Tier, str]] = {
     Tier.G1: "GPU", Tier.G2: "CPU_PINNED", Tier.G3: "DISK", Tier.G4: "STORAGE",
 }
 """The name under which our own pools report their medium: the words that engines use on their event streams."""
+MEMORY_EVERY: Final = 1_000
+"""Stimuli between two comparisons of the memory of hosts. Its digest takes about as long as twenty stimuli."""
 
 
 class HostsDiverged(InternalError):
-    """Raised when two hosts that were fed the same stimuli disagree: names host, stimulus and the first differences."""
+    """Raised when two hosts that were fed the same stimuli disagree: names host, stimulus and the first differences.
 
-    def __init__(self, host: int, n: int, part: str, digests: tuple[int, int], difference: list[str]) -> None:
+    ``digests`` are those of host 0 and of the other host, None for an outcome.
+    """
+
+    def __init__(
+        self, host: int, n: int, part: str, digests: tuple[int, int] | None, difference: list[str]
+    ) -> None:
+        shown = "" if digests is None else f"digest {digests[1]:016x} is not {digests[0]:016x}; "
         super().__init__(
-            f"host {host} differs from host 0 in its {part} after stimulus {n}: digest "
-            f"{digests[1]:016x} is not {digests[0]:016x}; on host 0 and there: {'; '.join(difference)}"
+            f"host {host} differs from host 0 in its {part} after stimulus {n}: {shown}on host 0 and there: "
+            f"{'; '.join(difference)}"
         )
         self.host = host
         self.n = n
@@ -148,21 +156,22 @@ class Dispatcher:
 
     ``clock`` tells the engine's time in nanoseconds. ``publish`` gets every stimulus with its outcome before any of
     its instructions runs; it must not submit. ``more_hosts`` are further leaders fed the same log. With
-    ``check_hosts`` their digests of facts and memory are compared after every stimulus, and ``HostsDiverged`` is
-    raised at the first difference. The assembling code sets mover, engines and deadlines. An instruction without a
+    ``compare_every`` above 0 their outcomes are compared after every stimulus, and their facts and memory by digest
+    after so many (``compare_hosts``). ``HostsDiverged`` is raised at the first difference. The assembling code sets
+    mover, engines and deadlines. An instruction without a
     receiver is counted in ``undelivered``. Not thread-safe, so all calls come from one thread.
     """
 
     def __init__(
         self, leader: "Leader", clock: Callable[[], int], *,
         publish: "Callable[[Stimulus, Outcome], None] | None" = None, more_hosts: "Sequence[Leader]" = (),
-        check_hosts: bool = False,
+        compare_every: int = 0,
     ) -> None:
         self.leader = leader
         self.clock = clock
         self.publish = publish
         self.more_hosts = tuple(more_hosts)
-        self.check_hosts = check_hosts
+        self.compare_every = compare_every
         self.mover: Mover | None = None
         self.engines: dict[int, EngineSink] = {}
         self.engine_deadlines: Deadlines | None = None
@@ -217,7 +226,7 @@ class Dispatcher:
                 raise
             outcome = self.recover(stimulus, error)
         if self.more_hosts:
-            self._take_on_other_hosts(stimulus)
+            self._take_on_other_hosts(stimulus, outcome)
         if self.publish is not None:
             self.publish(stimulus, outcome)
         if outcome.instructions:
@@ -230,11 +239,32 @@ class Dispatcher:
         if not self._running:
             self._drain()
 
-    def _take_on_other_hosts(self, stimulus: Stimulus) -> None:
-        for other in self.more_hosts:
-            other.handle(stimulus)
-        if self.check_hosts:
-            compare_hosts(stimulus.n, self.leader, self.more_hosts)
+    def _take_on_other_hosts(self, stimulus: Stimulus, outcome: "Outcome") -> None:
+        outcomes, every = [other.handle(stimulus) for other in self.more_hosts], self.compare_every
+        if not every:
+            return
+        for host, theirs in enumerate(outcomes, start=1):
+            if theirs != outcome:
+                self.compare_hosts()  # what differs in the facts says more
+                raise HostsDiverged(host, stimulus.n, "outcome", None, differences(plain(outcome), plain(theirs)))
+        if not stimulus.n % every:
+            self.compare_hosts(memory=every == 1 or not stimulus.n % MEMORY_EVERY)
+
+    def compare_hosts(self, *, memory: bool = True) -> None:
+        """Raise ``HostsDiverged`` for the first host whose facts, or with ``memory`` whose memory, have another digest
+        than host 0's after the last stimulus."""
+        leader, n = self.leader, self.n - 1
+        for host, other in enumerate(self.more_hosts, start=1):
+            digests = leader.digest(), other.digest()
+            if digests[0] != digests[1]:
+                found = differences(facts_tree(leader.state), facts_tree(other.state))
+                raise HostsDiverged(host, n, "facts", digests, found)
+            if not memory:
+                continue
+            digests = leader.memory_digest(), other.memory_digest()
+            if digests[0] != digests[1]:
+                ours, theirs = (msgspec.msgpack.decode(twin.export()) for twin in (leader, other))
+                raise HostsDiverged(host, n, "memory", digests, differences(ours, theirs))
 
     def port(self, source: int) -> LeaderPort:
         """The entry points for the engine with this index (from 1)."""
@@ -346,21 +376,6 @@ def start_leader(dispatcher: Dispatcher) -> None:
     for tier, blocks in ((Tier.G2, config.g2_blocks), (Tier.G3, config.g3_blocks)):
         if blocks:
             dispatcher.submit(PoolDeclared, 0, 0, tier, MEDIUM_OF[tier], blocks, config.block_tokens, Authority.LEADER)
-
-
-# --- several hosts ---
-
-
-def compare_hosts(n: int, leader: "Leader", others: "Sequence[Leader]") -> None:
-    """Raise ``HostsDiverged`` for the first host whose facts or memory has another digest than host 0's."""
-    facts, memory = leader.digest(), leader.memory_digest()
-    for host, other in enumerate(others, start=1):
-        if other.digest() != facts:
-            found = differences(facts_tree(leader.state), facts_tree(other.state))
-            raise HostsDiverged(host, n, "facts", (facts, other.digest()), found)
-        if other.memory_digest() != memory:
-            ours, theirs = (msgspec.msgpack.decode(twin.export()) for twin in (leader, other))
-            raise HostsDiverged(host, n, "memory", (memory, other.memory_digest()), differences(ours, theirs))
 
 
 # --- where two hosts, or a leader and its restored twin, disagree ---

@@ -27,7 +27,7 @@ from kvbm_console.core.columns import pack_hashes, unpack_hashes
 from kvbm_console.core.config import LeaderConfig
 from kvbm_console.core.errors import UsageError
 from kvbm_console.core.leader import Leader
-from kvbm_console.dispatch import HostsDiverged, differences, facts_tree
+from kvbm_console.dispatch import MEMORY_EVERY, HostsDiverged, differences, facts_tree
 from kvbm_console.wire.batches import unpack_stimuli
 
 HOSTS_MAX: Final = 16
@@ -39,8 +39,6 @@ OUTBOX_BYTES_MAX: Final = 8 * 2**20
 """A host that is this far behind is waited for."""
 BEHIND_S: Final = 10.0
 """And given up if it gets no further for so long."""
-MEMORY_EVERY: Final = 1_000
-"""Stimuli between two comparisons of memory, whose digest takes about as long as twenty stimuli."""
 AUDIT_EVERY: Final = 50
 _LENGTH: Final = struct.Struct("<I")
 _READ_BYTES: Final = 2**18

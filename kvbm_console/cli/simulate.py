@@ -48,7 +48,7 @@ SLO_NS_MAX: Final = 86_400 * SECOND_NS
 @cache_options
 @click.option("--instances", type=int, default=1, show_default=True, metavar="N", help="Engines, fed round robin.")
 @click.option("--hosts", type=int, default=1, show_default=True, metavar="N",
-              help="Deciders of each engine, compared after every step.")
+              help="Deciders of each engine, which must decide alike in every step; with --check, in equal states.")
 @click.option("--cleanup", type=click.Choice(get_args(Cleanup)), default="end", show_default=True,
               help="When the blocks of finished requests are given up: at the end, never, or with each request. "
                    "The output is the same.")

@@ -32,6 +32,9 @@ from kvbm_console.simulator.workloads import Capacities, Request, Workload
 
 AUDIT_EVERY: Final = 50
 """Stimuli between two full audits under ``--check``; the cheap invariants are verified after every one."""
+COMPARE_EVERY: Final = 50
+"""Stimuli between two comparisons of the facts of hosts without ``--check``. A digest takes as long as a stimulus, and
+with pools of 16,000 places three times as long."""
 
 Progress = Callable[[int], None]
 Ended = Callable[[int, RequestRecord], None]
@@ -127,6 +130,7 @@ class _Part(msgspec.Struct, frozen=True):
 def _run_share(options: SimulateOptions, rig: Rig, meter: Meter, report: Progress, keep_records: bool) -> _Part:
     """Run an instance with its leader."""
     rig.run_to_end(progress=report)
+    rig.dispatcher.compare_hosts()
     meter.point("decode")
     measures, held = measure(rig, meter), len(meter.records)
     if options.cleanup != "none":
@@ -173,6 +177,7 @@ def build_rig(options: SimulateOptions, workload: Workload, meter: Meter, *, win
     rig = build(
         options.leader_config(), engine_config(options), workload, publish=meter, hosts=options.hosts,
         check=options.check, audit_every=AUDIT_EVERY, links=options.links(), with_bytes=options.with_bytes,
+        compare_every=1 if options.check else COMPARE_EVERY,
     )
     if isinstance(workload, RecordedWorkload):
         workload.follow(rig.mover, rig.leader)

@@ -154,9 +154,9 @@ def build(
     config: LeaderConfig, engine: EngineConfig, workload: Workload, *,
     publish: Callable[[Stimulus, Outcome], None] | None = None, hosts: int = 1, check: bool = False,
     audit_every: int = 50, links: Sequence[LinkSpec] = DEFAULT_LINKS, with_bytes: Path | None = None,
-    warm: bool = False,
+    warm: bool = False, compare_every: int = 1,
 ) -> Rig:
-    """A machine from nothing: ``hosts`` leaders (compared after every stimulus when there are several) and an engine.
+    """A machine from nothing: an engine and ``hosts`` leaders, which are compared as a ``Dispatcher`` says.
 
     ``check`` turns on the cheap invariants after every stimulus and the full audit after every ``audit_every``-th.
     """
@@ -164,7 +164,7 @@ def build(
     leaders = [Leader(config, check=check, audit_every=audit_every) for _ in range(hosts)]
     calendar = Calendar()
     dispatcher = Dispatcher(
-        leaders[0], calendar.clock, publish=publish, more_hosts=leaders[1:], check_hosts=hosts > 1
+        leaders[0], calendar.clock, publish=publish, more_hosts=leaders[1:], compare_every=compare_every
     )
     start_leader(dispatcher)
     return embed(dispatcher, calendar, engine, workload, links=links, with_bytes=with_bytes, warm=warm)

@@ -1,6 +1,7 @@
-"""The figure of several hosts: a daemon's service with a second host in a process of its own, beside the service alone.
+"""Figures of several hosts: a daemon's service with a second host in a process of its own, beside the service alone,
+and ``simulate`` with two hosts in one process.
 
-Law of this file: the processor's time of both processes counts; starting the second one does not.
+Law of this file: the processor's time of all processes counts; starting the second one does not.
 """
 
 import asyncio
@@ -10,6 +11,8 @@ from pathlib import Path
 from typing import Final
 
 from kvbm_console.hosts import HostProcesses
+from kvbm_console.planning.options import SimulateOptions
+from kvbm_console.planning.run import simulate
 from kvbm_console.service import LeaderService
 from kvbm_console.simulator.calendar import Calendar
 from kvbm_console.simulator.embedded import (
@@ -68,4 +71,24 @@ def two_hosts() -> Figure:
     )
 
 
-BENCHES: Final[dict[str, Callable[[], Figure]]] = {"two hosts": two_hosts}
+def simulated(hosts: int) -> float:
+    """Nanoseconds of the processor for each request of ``simulate`` through the leader, with a host tier."""
+    options = SimulateOptions(
+        trace="multiturn:requests=60", total_kv_blocks=512, kv_cpu_blocks=2_048, hosts=hosts, cleanup="none"
+    )
+    began = time.process_time_ns()
+    document = simulate(options).document
+    return (time.process_time_ns() - began) / document["requests_completed"]
+
+
+def two_hosts_simulated() -> Figure:
+    """Two hosts in one process that compare what they decide, and every 50 stimuli their facts."""
+    return by_turns(
+        "simulate with two hosts, a request", lambda: simulated(2), "one host", lambda: simulated(1),
+        Target(ratio=2.5), TURNS,
+    )
+
+
+BENCHES: Final[dict[str, Callable[[], Figure]]] = {
+    "two hosts": two_hosts, "two hosts, simulated": two_hosts_simulated,
+}

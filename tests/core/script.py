@@ -49,7 +49,7 @@ class Script:
         leaders = [build(self.config, host) for host in range(hosts)]
         self.now = 0
         self.dispatcher = Dispatcher(leaders[0], lambda: self.now, publish=self._published, more_hosts=leaders[1:],
-                                     check_hosts=True)
+                                     compare_every=1)
         self.hosts = leaders
         self.leader = leaders[0]
         self.mirror = CacheState()

@@ -168,7 +168,7 @@ def test_hosts_with_another_configuration_are_refused() -> None:
 def test_an_altered_host_is_found_at_that_very_stimulus() -> None:
     others = [Leader(LeaderConfig(g2_blocks=4)) for _ in range(2)]
     dispatcher = Dispatcher(
-        Leader(LeaderConfig(g2_blocks=4)), lambda: 0, more_hosts=others, check_hosts=True
+        Leader(LeaderConfig(g2_blocks=4)), lambda: 0, more_hosts=others, compare_every=1
     )
     start_leader(dispatcher)
     note(dispatcher)
@@ -177,6 +177,52 @@ def test_an_altered_host_is_found_at_that_very_stimulus() -> None:
         note(dispatcher)
     assert (caught.value.host, caught.value.n) == (2, 2)
     assert caught.value.difference == ["totals.preemptions: 0 is not 1"]
+
+
+class Otherwise(Leader):
+    """A host that orders another copy than host 0 at stimulus 3, which no fact tells."""
+
+    def handle(self, stimulus: Stimulus) -> Outcome:
+        outcome = super().handle(stimulus)
+        return Outcome(outcome.result, outcome.events, [START]) if stimulus.n == 3 else outcome
+
+
+def compared(host: Leader, every: int) -> Dispatcher:
+    """A dispatcher with a second host, which has handled stimulus 0."""
+    dispatcher = Dispatcher(Leader(LeaderConfig()), lambda: 0, more_hosts=[host], compare_every=every)
+    note(dispatcher)
+    return dispatcher
+
+
+def notes(dispatcher: Dispatcher, until: int) -> None:
+    while dispatcher.n <= until:
+        note(dispatcher)
+
+
+def test_hosts_that_decide_otherwise_are_found_at_that_very_stimulus_however_rarely_states_are_compared() -> None:
+    dispatcher = compared(Otherwise(LeaderConfig()), 50)
+    with pytest.raises(HostsDiverged, match="in its outcome after stimulus 3: on host 0") as caught:
+        notes(dispatcher, 5)
+    assert caught.value.difference == ["instructions has 0 entries, not 1"]
+
+
+def test_an_altered_state_is_found_when_states_are_compared_next() -> None:
+    host = Leader(LeaderConfig())
+    dispatcher = compared(host, 50)
+    host.state.totals.preemptions += 1
+    notes(dispatcher, 49)
+    with pytest.raises(HostsDiverged, match=r"totals\.preemptions: 0 is not 1") as caught:
+        notes(dispatcher, 50)
+    assert (caught.value.n, caught.value.part) == (50, "facts")
+
+
+def test_altered_memory_is_found_in_the_end() -> None:
+    host = Leader(LeaderConfig())
+    dispatcher = compared(host, 50)
+    host.memory.next_deadline += 1
+    notes(dispatcher, 60)
+    with pytest.raises(HostsDiverged, match=r"memory after stimulus 60: .*next_deadline: \d+ is not \d+"):
+        dispatcher.compare_hosts()
 
 
 def test_differences_name_their_path() -> None:

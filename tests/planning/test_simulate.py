@@ -9,6 +9,7 @@ from click.testing import CliRunner, Result
 
 from kvbm_console.cli.main import cli
 from kvbm_console.core.errors import UsageError
+from kvbm_console.dispatch import Dispatcher, HostsDiverged
 from kvbm_console.planning import run as run_module
 from kvbm_console.planning.cache_only import KEYS as CACHE_ONLY_KEYS
 from kvbm_console.planning.meter import spread_of
@@ -156,7 +157,24 @@ def test_cleaning_up_gives_memory_back(
 def test_hosts_that_agree_and_checked_invariants_change_no_output() -> None:
     small = ("--limit", "8", *TIERED)
     usual = run(*small, "--format", "json").stdout
-    assert run(*small, "--hosts", "2", "--check", "--format", "json").stdout == usual
+    for flags in (("--hosts", "2"), ("--hosts", "2", "--check")):
+        assert run(*small, *flags, "--format", "json").stdout == usual
+
+
+def test_hosts_that_differ_end_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared = []
+    compare = Dispatcher.compare_hosts
+
+    def alter(self: Dispatcher, *, memory: bool = True) -> None:
+        compared.append(self.n)
+        self.more_hosts[0].state.totals.preemptions += len(compared) == 3
+        compare(self, memory=memory)
+
+    monkeypatch.setattr(Dispatcher, "compare_hosts", alter)
+    options = SimulateOptions(trace=CHATS, total_kv_blocks=40, kv_cpu_blocks=200, hosts=2)
+    with pytest.raises(HostsDiverged, match=r"facts.*totals.preemptions"):
+        simulate(options)
+    assert len(compared) == 3, "states are compared from time to time"
 
 
 def test_ranks_that_all_copy_change_no_output() -> None:

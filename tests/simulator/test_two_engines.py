@@ -56,7 +56,7 @@ class House:
         config = LeaderConfig(g2_blocks=g2, offload_threshold=0.0)
         self.dispatcher = Dispatcher(
             Leader(config, check=True, audit_every=20), self.calendar.clock, publish=self._publish,
-            more_hosts=[Leader(config)], check_hosts=True,
+            more_hosts=[Leader(config)], compare_every=1,
         )
         start_leader(self.dispatcher)
         mover = LinkMover(self.calendar, self.dispatcher, 16 * 1024)

@@ -1,14 +1,21 @@
 """What one observer costs an engine, and a debugger beside it: ``python -m tests.benchmarks.observers``.
 
 A machine that others use makes events a second useless, and events per second of processor vary by a tenth from one
-second to the next. So the figure is the engine's share of what the loop's thread takes of the processor: the time
-inside the engine's slices without that inside flushes, by the thread's time without that of exports, which come every
-few seconds whoever looks. Whatever slows the machine slows both. What other threads take (connections of the RPC
-library, 0.1 ms each) costs an engine nothing while a core is free, and is not counted.
+second to the next. So the figure is of the processor's time of the loop's thread: the time inside the engine's slices
+without that inside flushes, against what these would have had of the same time without the flood. What else the thread
+does without a flood is taken from the turns without one, by the wall: the flood's process shares both cores, so the
+thread has less time in the turns with it. Time of exports is left out, since they come every few seconds whoever looks.
+Whatever slows the machine slows all of these. What other threads take (connections of the RPC library, 0.1 ms each)
+costs an engine nothing while a core is free, and is not counted.
 
 The flood goes on and off in turns of two seconds on one daemon, and each turn is compared with the two beside it. The
 first half of a turn is left out: a flood begins with what its lane has saved up, and its last answers come later. The
-result is the median over all pairs with its 95 % confidence interval, which needs no assumption about the noise.
+result is the median over all pairs with its 95 % confidence interval, which needs no assumption about the noise. The
+debugger renews its lease in half as many further pairs, because its work is none of the flood's.
+
+A debugger renews its lease in half as many further pairs. Its work comes at fixed times. In the pairs of the cost it
+would take a larger share of a thread that has less of the processor, because the flood's process shares both cores, and
+that is not the flood's work.
 
 Options: names of floods, ``--pairs N``.
 """
@@ -24,7 +31,7 @@ from asyncio.subprocess import PIPE, Process
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import grpc
 import grpc.aio
@@ -45,7 +52,7 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 TURN_S: Final = 2.0
 WARM_S: Final = 6.0
 """Until the tiers are full."""
-SAMPLE_S: Final = 0.02
+SAMPLE_S: Final = 0.05
 RENEW_S: Final = 0.02
 SAMPLE: Final = struct.Struct("<qqq")
 """Monotonic clock, processor time of the loop's thread, the engine's."""
@@ -59,7 +66,7 @@ FLOODS: Final = (
 
 
 class Cost(msgspec.Struct, frozen=True):
-    """What a flood costs: parts of the engine's share of the processor, and renewals in milliseconds."""
+    """What a flood costs: parts of the engine's time, and renewals in milliseconds."""
 
     flood: str
     pairs: int
@@ -243,11 +250,27 @@ def interval(values: Sequence[float]) -> tuple[float, float, float]:
     return middle, ordered[below], ordered[count - 1 - below]
 
 
-def _share(samples: Sequence[tuple[int, int, int]], begin_s: float, end_s: float) -> float:
-    """The engine's share of the thread's processor time between two moments."""
+class Spent(NamedTuple):
+    """Seconds between two moments: of the wall, of the processor in the loop's thread, and of it in the engine."""
+
+    wall: float
+    thread: float
+    engine: float
+
+
+def _spent(samples: Sequence[tuple[int, int, int]], begin_s: float, end_s: float) -> Spent:
     inside = [one for one in samples if begin_s * 1e9 <= one[0] <= end_s * 1e9]
-    (_, cpu, engine), (_, cpu_end, engine_end) = inside[0], inside[-1]
-    return (engine_end - engine) / (cpu_end - cpu)
+    return Spent(*((end - begin) / 1e9 for begin, end in zip(inside[0], inside[-1], strict=True)))
+
+
+def cost_of(before: Spent, flood: Spent, behind: Spent) -> float:
+    """Share of the engine's time that the flood took, by the turns without it before and behind.
+
+    >>> cost_of(Spent(1.0, 0.9, 0.8), Spent(1.0, 0.5, 0.38), Spent(1.0, 0.9, 0.8))
+    0.05
+    """
+    other = (before.thread + behind.thread - before.engine - behind.engine) / (before.wall + behind.wall)
+    return round(1 - flood.engine / (flood.thread - other * flood.wall), 6)
 
 
 async def _renew(address: str, token: Path, latencies: list[tuple[float, float]], over: asyncio.Event) -> None:
@@ -281,11 +304,14 @@ async def measure(flood: str, pairs: int) -> Cost:
             assert daemon.stdout is not None
             address, port = (await daemon.stdout.readline()).decode().split()
             asker = await start("--flood", flood, address, port)
+            await asyncio.sleep(WARM_S)
+            turns = await _turns(asker, pairs)
+            await asyncio.sleep(WARM_S)
+            turns = await _turns(asker, pairs)
             latencies: list[tuple[float, float]] = []
             over = asyncio.Event()
             renewals = asyncio.create_task(_renew(address, token, latencies, over))
-            await asyncio.sleep(WARM_S)
-            turns = await _turns(asker, pairs)
+            renewed = await _turns(asker, -(-pairs // 2))
             over.set()
             await renewals
             out, _ = await asker.communicate(b"")
@@ -295,11 +321,10 @@ async def measure(flood: str, pairs: int) -> Cost:
                 if process is not None and process.returncode is None:
                     process.kill()
                     await process.wait()
-    shares = [_share(samples, begin, begin + TURN_S / 2) for begin in turns]
-    costs = [
-        1 - 2 * shares[index] / (shares[index - 1] + shares[index + 1]) for index in range(1, len(shares) - 1, 2)
-    ]
-    during = [[took for at, took in latencies if any(b <= at < b + TURN_S / 2 for b in turns[on::2])] for on in (1, 0)]
+    spent = [_spent(samples, begin, begin + TURN_S / 2) for begin in turns]
+    costs = [cost_of(*spent[at - 1 : at + 2]) for at in range(1, len(spent) - 1, 2)]
+    during = [[took for at, took in latencies if any(b <= at < b + TURN_S / 2 for b in begins)]
+              for begins in (renewed[1::2], renewed[::2])]
     median, low, high = interval(costs)
     return Cost(
         flood, len(costs), int(out or 0), median, low, high, len(during[0]), p99(during[0]), p99(during[1])

@@ -312,3 +312,13 @@ def test_a_block_of_another_is_not_given_away_and_a_prefix_must_be_there() -> No
     script.tell(st.BlocksAllocated, "b", pack_ids([5, 6, 7]), 0)
     assert "does not hold block 0" in script.why
     assert hash_of("x") not in script.state.pools[script.device].by_hash
+
+
+@pytest.mark.parametrize("place", [-1, -(2**31)])
+def test_a_reused_block_below_the_pool_is_refused(place: int) -> None:
+    script = Script()
+    serve(script, "a", "ab")
+    script.arrive("b", "ab")
+    script.lookup("b")
+    script.tell(st.BlocksAllocated, "b", pack_ids([place, 5, 6]), 0)
+    assert script.why == f"block ids must be from 0 to 15, got {place} to 6"

@@ -96,6 +96,11 @@ class Liar:
         mine = [slot.request.partition("@")[0] for slot in self.slots()]
         return self.one(*mine) if mine and self.dice.random() < 0.7 else f"q{self.dice.randrange(REQUESTS)}"
 
+    def prefix(self, slot: SlotFacts) -> list[int]:
+        """Where the blocks are that a request says it reuses."""
+        by_hash = next((pool.by_hash for pool in self.state().pools if pool.info.source == self.source), {})
+        return [by_hash[key] for key in slot.hashes[: slot.local_blocks] if key in by_hash]
+
     def tokens(self) -> int:
         return BLOCK * self.one(0, 0, 1, 1, 2, 3, 4) + self.one(0, 0, 0, 0, 1, 15)
 
@@ -103,7 +108,7 @@ class Liar:
         count = self.dice.randrange(5) if count is None else min(max(0, count), MOST)
         whole = count <= PLACES and not self.rarely()
         return pack_ids(self.dice.sample(range(PLACES), count) if whole else [
-            self.dice.randrange(-1, PLACES + 2) for _ in range(count)])
+            self.one(*range(-1, PLACES + 2), -(2**31), 2**31 - 1) for _ in range(count)])
 
     def hashes(self, count: int | None = None) -> bytes:
         """Chains that begin alike: block i of a chain is one of few."""
@@ -148,10 +153,14 @@ def _positions(liar: Liar, told: dict[str, Any]) -> tuple[int, ...]:
 
 
 def _allocated(liar: Liar, told: dict[str, Any]) -> bytes:
-    """Places of an allocation: a watched engine repeats all, another adds to them."""
+    """Places of an allocation: a watched engine repeats all, another adds to them and begins with the prefix."""
     slot = liar.slot(told)
-    known = pack_ids(slot.device_blocks) if slot is not None and liar.authority is Authority.OBSERVED else b""
-    return known + liar.ids() if liar.dice.random() < 0.7 else liar.ids()
+    if slot is None or liar.dice.random() < 0.3:
+        return liar.ids()
+    known = list(slot.device_blocks) if liar.authority is Authority.OBSERVED else liar.prefix(slot)
+    if known and liar.rarely():
+        known[liar.dice.randrange(len(known))] = liar.one(-(2**31), -1, 2**31 - 1)
+    return pack_ids(known) + liar.ids()
 
 
 def _external(liar: Liar, told: dict[str, Any]) -> int:
@@ -323,7 +332,9 @@ def _number(liar: Liar, told: dict[str, Any]) -> int:
 
 
 def _column(liar: Liar, told: dict[str, Any]) -> bytes:
-    return liar.one(b"\x01", b"\0" * 8, b"\xff" * 8, pack_ids([-1]), pack_ids([3, 3]), pack_hashes([5, 5]))  # type: ignore[no-any-return]
+    return liar.one(  # type: ignore[no-any-return]
+        b"\x01", b"\0" * 8, b"\xff" * 8, pack_ids([-1]), pack_ids([3, 3]), pack_ids([-(2**31), 3]), pack_hashes([5, 5])
+    )
 
 
 def _names(liar: Liar, told: dict[str, Any]) -> tuple[str, ...]:
@@ -338,8 +349,8 @@ ODDITIES: Final[dict[str, Draw]] = {
         "capacity_blocks", "first_place", "window", "block_tokens", "age_ns", "free", "cached",
     ), _number),
     **dict.fromkeys((
-        "partial_ids", "appended_ids", "unkept", "stored", "removed", "places", "chains", "parents", "marked",
-        "contents", "references",
+        "block_ids", "partial_ids", "appended_ids", "unkept", "stored", "removed", "places", "chains", "parents",
+        "marked", "contents", "references",
     ), _column),
     **dict.fromkeys((
         "new", "resumed", "preempted", "skipped", "unskipped", "first_tokens", "progressed", "appended", "clones",

@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_sta
 from kvbm_console.core import stimuli as st
 from kvbm_console.core.columns import pack_hashes, pack_ids
 from kvbm_console.core.errors import UsageError
-from kvbm_console.core.events import StimulusRejected
+from kvbm_console.core.events import SourceLost, StimulusRejected
 from kvbm_console.core.ids import Authority, CandidateStatus, Tier
 from server.feeding import FEED_KINDS, check_stimulus
 from tests.server.hostile import BLOCK, FEEDS, FIELDS, KINDS, OF_KIND, World, run
@@ -133,6 +133,19 @@ def test_a_report_of_a_connector_is_no_report_of_the_mover() -> None:
     assert state.totals.completions_refused == 1
     world.submit(feed, st.CopyEnded(0, 0, 0, None, 1, CandidateStatus.COMPLETED))
     assert not state.operations
+
+
+def test_a_block_that_two_requests_hold_is_not_dropped_as_not_kept() -> None:
+    world = watched()
+    feed, state = world.feeds[0], world.dispatcher.leader.state
+    world.submit(feed, step(new=("a",), progressed=("a",), positions=(49,)))
+    ids = pack_ids([0, 1, 2])
+    world.submit(feed, st.IterationFinished(0, 0, 0, None, 1, ("a",), (3,), ids, pack_hashes([1, 2, 3])))
+    world.submit(feed, st.RequestCloned(0, 0, 0, None, "a", ("b",), pack_ids([5])))
+    world.submit(feed, st.IterationFinished(0, 0, 0, None, 2, (), (), b"", b"", pack_ids([1])))
+    assert [type(event) for event in world.last] == [SourceLost], "the report is wrong, or one of before"
+    assert state.pools[DEVICE].by_hash[2] == 1
+    world.check()
 
 
 def test_only_the_end_of_a_feed_says_that_its_engine_is_gone() -> None:

@@ -96,7 +96,7 @@ def being_filled(
     An engine may name the blocks of a prompt when it forms the iteration that computes them. A request of the same
     iteration then uses them already.
     """
-    if all(place < len(pool) and pool.hash_of[place] for place in ids):
+    if all(0 <= place < len(pool) and pool.hash_of[place] for place in ids):
         return []
     spans: list[tuple[SlotFacts, int, int]] = []
     covered: set[int] = set()

@@ -804,7 +804,10 @@ def iteration_finished(decider: Decider, s: st.IterationFinished) -> None:
 
 def _drop_unkept(decider: Decider, pool: PoolFacts, places: list[int]) -> None:
     """The requests that hold these places go on with them, and no lookup finds them."""
-    known = [place for place in places if place < len(pool) and pool.content[place] == READY]
+    full = [place for place in places if place < len(pool) and pool.content[place] == READY]
+    known = [place for place in full if pool.refs[place] <= 1]
+    if known != full:  # requests share only blocks that a lookup found or that were cloned
+        contradicted(decider, pool.info.source)
     if known:
         hashes = [pool.hash_of[place] for place in known]
         decider.emit(ev.BlocksDropped, pool.info.pool, ev.TOLD, pack_ids(known), ReleaseReason.NOT_KEPT)

@@ -31,7 +31,7 @@ from tests.simulator.loads import cloned, engine_of, load_of
 FULL = bool(os.environ.get("KVBM_FULL"))
 FIRST_SEED = int(os.environ.get("KVBM_SEED", "1"))
 TOGETHER = 20
-FEW = range(FIRST_SEED, FIRST_SEED + 60, TOGETHER)
+FEW = range(FIRST_SEED, FIRST_SEED + (60 if FULL else 40), TOGETHER)
 MANY = range(FIRST_SEED + 1_000, FIRST_SEED + (6_000 if FULL else 1_600), TOGETHER)
 POLICIES = ("simple_lru", "lrfu_auto", "lrfu", "lfu", "adaptive_lru", "frequency_based")
 SEEN = ("requests_cloned", "preemptions", "offloaded_blocks", "onboarded_blocks", "thrash_blocks", "evicted below")
@@ -167,7 +167,7 @@ def test_the_ledger_counts_what_the_leader_counts(first: int) -> None:
 
 
 @pytest.mark.parametrize("groups", [1, 2])
-@pytest.mark.parametrize("first", FEW[:2])
+@pytest.mark.parametrize("first", FEW[: 2 if FULL else 1])
 def test_the_ledger_counts_what_the_leader_counts_of_a_model_with_windows(first: int, groups: int) -> None:
     """The leader audits its facts, and refuses a place that a copy still reads."""
     loads = offloads = 0

@@ -256,7 +256,7 @@ def _() -> Iterator[None]:
         yield
 
 
-@mutant("a-gap-is-not-told", "recorded acknowledged", "disk_is_full writes_fail", first=1)
+@mutant("a-gap-is-not-told", "recorded acknowledged", "disk_is_full writes_fail", first=1, quick=False)
 def _() -> Iterator[None]:
     def silent(self: writer.Recorder, segment: Any, last: int) -> None:
         self._next_seq = last + 1
@@ -461,7 +461,7 @@ def _() -> Iterator[None]:
 # --- observers -------------------------------------------------------------------------------------------------------
 
 
-@mutant("calls-that-are-given-up-at-once-take-no-turns", "share", "callers_flood", first=1)
+@mutant("calls-that-are-given-up-at-once-take-no-turns", "share", "callers_flood", first=1, quick=False)
 def _() -> Iterator[None]:
     with instead(daemon, "start_paced", lambda server: server.start()):
         yield
@@ -482,7 +482,7 @@ def _() -> Iterator[None]:
         yield
 
 
-@mutant("r28-questions-wait-for-nothing", "share", "questions_flood", first=1)
+@mutant("r28-questions-wait-for-nothing", "share", "questions_flood", first=1, quick=False)
 def _() -> Iterator[None]:
     async def turn(self: Lane, caller: str) -> None:
         return
@@ -506,7 +506,7 @@ def _() -> Iterator[None]:
         yield
 
 
-@mutant("r60-a-lost-lease-is-not-told-to-the-leader", "holds", "client_killed", first=1)
+@mutant("r60-a-lost-lease-is-not-told-to-the-leader", "holds", "client_killed", first=1, quick=False)
 def _() -> Iterator[None]:
     def drop(self: Leases, owner: str) -> None:
         self._until.pop(owner, None)

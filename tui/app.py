@@ -48,7 +48,7 @@ MONOCHROME_ENDS: Final = ("-m", "-mono")
 """By term(7) a name with ``-m`` is the monochrome form of a terminal."""
 POOR_FONTS: Final = (*MONOCHROME, "linux", "cons25")
 """Terminals whose fonts have 256 or 512 characters: the kernel's console draws a box for the rest."""
-ENDING: Final = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
+ENDING: Final = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
 """Signals that end the console; as an exit status 128 and the number, as shells report it."""
 SHARE: Final = 0.2
 """Share of a core for drawing. While frames have taken more, the next frame waits."""

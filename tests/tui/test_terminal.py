@@ -130,7 +130,7 @@ def attached(
 
 
 @pytest.mark.fault
-@pytest.mark.parametrize("how", ["q", "ctrl+c", "SIGTERM", "SIGHUP", "SIGINT"])
+@pytest.mark.parametrize("how", ["q", "ctrl+c", "SIGTERM", "SIGHUP", "SIGINT", "SIGQUIT"])
 def test_f20_the_terminal_is_restored_and_the_daemon_goes_on(daemon: Daemon, how: str) -> None:
     with attached(daemon) as console:
         if how.startswith("SIG"):

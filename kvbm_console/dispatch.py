@@ -158,8 +158,8 @@ class Dispatcher:
     its instructions runs; it must not submit. ``more_hosts`` are further leaders fed the same log. With
     ``compare_every`` above 0 their outcomes are compared after every stimulus, and their facts and memory by digest
     after so many (``compare_hosts``). ``HostsDiverged`` is raised at the first difference. The assembling code sets
-    mover, engines and deadlines. An instruction without a
-    receiver is counted in ``undelivered``. Not thread-safe, so all calls come from one thread.
+    mover, engines and deadlines. An instruction without a receiver is counted in ``undelivered``. Not thread-safe, so
+    all calls come from one thread.
     """
 
     def __init__(

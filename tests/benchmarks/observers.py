@@ -66,7 +66,7 @@ FLOODS: Final = (
 
 
 class Cost(msgspec.Struct, frozen=True):
-    """What a flood costs: parts of the engine's time, and renewals in milliseconds."""
+    """The cost of a flood: parts of the engine's time, and renewals in milliseconds."""
 
     flood: str
     pairs: int
@@ -304,8 +304,6 @@ async def measure(flood: str, pairs: int) -> Cost:
             assert daemon.stdout is not None
             address, port = (await daemon.stdout.readline()).decode().split()
             asker = await start("--flood", flood, address, port)
-            await asyncio.sleep(WARM_S)
-            turns = await _turns(asker, pairs)
             await asyncio.sleep(WARM_S)
             turns = await _turns(asker, pairs)
             latencies: list[tuple[float, float]] = []

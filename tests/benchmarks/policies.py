@@ -209,7 +209,7 @@ def main() -> None:
         library = None if args.no_peers else importlib.import_module("libcachesim")
     except ImportError:
         library = None
-        print("libcachesim is not installed: its column is empty", file=sys.stderr)
+        print("libcachesim is not installed: its columns are empty", file=sys.stderr)
     print(f"| load | blocks | LRU | {JUDGED} | best other of ours | best of libCacheSim | beside a prompt | optimum "
           "| below the best | beside a prompt | gap closed % | us |\n|---|---|---|---|---|---|---|---|---|---|---|---|")
     rows: list[Row] = []

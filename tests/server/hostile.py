@@ -97,7 +97,7 @@ class Liar:
         return self.one(*mine) if mine and self.dice.random() < 0.7 else f"q{self.dice.randrange(REQUESTS)}"
 
     def prefix(self, slot: SlotFacts) -> list[int]:
-        """Where the blocks are that a request says it reuses."""
+        """The places of the blocks that a request says it reuses."""
         by_hash = next((pool.by_hash for pool in self.state().pools if pool.info.source == self.source), {})
         return [by_hash[key] for key in slot.hashes[: slot.local_blocks] if key in by_hash]
 

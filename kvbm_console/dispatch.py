@@ -253,18 +253,19 @@ class Dispatcher:
     def compare_hosts(self, *, memory: bool = True) -> None:
         """Raise ``HostsDiverged`` for the first host whose facts, or with ``memory`` whose memory, have another digest
         than host 0's after the last stimulus."""
+        if not self.more_hosts:
+            return
         leader, n = self.leader, self.n - 1
+        facts, mine = leader.digest(), leader.memory_digest() if memory else 0
         for host, other in enumerate(self.more_hosts, start=1):
-            digests = leader.digest(), other.digest()
-            if digests[0] != digests[1]:
+            theirs = other.digest()
+            if theirs != facts:
                 found = differences(facts_tree(leader.state), facts_tree(other.state))
-                raise HostsDiverged(host, n, "facts", digests, found)
-            if not memory:
-                continue
-            digests = leader.memory_digest(), other.memory_digest()
-            if digests[0] != digests[1]:
-                ours, theirs = (msgspec.msgpack.decode(twin.export()) for twin in (leader, other))
-                raise HostsDiverged(host, n, "memory", digests, differences(ours, theirs))
+                raise HostsDiverged(host, n, "facts", (facts, theirs), found)
+            theirs = other.memory_digest() if memory else 0
+            if theirs != mine:
+                trees = (msgspec.msgpack.decode(twin.export()) for twin in (leader, other))
+                raise HostsDiverged(host, n, "memory", (mine, theirs), differences(*trees))
 
     def port(self, source: int) -> LeaderPort:
         """The entry points for the engine with this index (from 1)."""

@@ -4,6 +4,10 @@ A summary is published every ten seconds, and every two while somebody looks. No
 the broker does not take is not sent again, because the next is newer. Questions take their turn as those of any other
 caller. A daemon that ends in order publishes an empty message and so leaves the fleet.
 
+Each summary is published on the condition that the newest of the subject is the daemon's own last one. Where it is not,
+another daemon publishes under this name. Its last message may have been its farewell, so the second within a minute
+counts.
+
 Law of this file: no failure of the broker ends or delays the daemon, and each is a sentence among its warnings.
 """
 
@@ -11,6 +15,7 @@ import asyncio
 import contextlib
 import random
 import socket
+import time
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -41,6 +46,8 @@ LOOKED_S: Final = 2.0
 RETRY_S: Final = (0.5, 2.0)
 """A thousand daemons do not come back to their broker in the same moment."""
 FAREWELL_S: Final = 0.5
+SHARED_S: Final = 60.0
+"""Two messages of another daemon within this time mean that it goes on publishing."""
 WAITING_MAX: Final = 128
 """Questions that wait for their turn; later ones are not answered."""
 PART: Final = "fleet"
@@ -65,6 +72,10 @@ class FleetPublisher:
         self._address = address
         self._keyframe = keyframe
         self._trouble = ""
+        self._last: int | None = None
+        """Number of the daemon's last summary at the broker, None if it is not known."""
+        self._foreign_s: list[float] = []
+        """When the last two messages of another daemon under this name were noticed."""
 
     async def run(self) -> None:
         """Publish, on a new connection whenever the last one has failed."""
@@ -79,15 +90,13 @@ class FleetPublisher:
 
     async def _publish(self, broker: Broker) -> None:
         subject = self._broker.subject(self.name, "sum")
+        self._last = None
         await keep_summaries(broker)
         with broker.asking("answer questions"):
             await broker.client.subscribe(self._broker.questions, cb=self._asked, pending_msgs_limit=WAITING_MAX)
         try:
             while True:
-                summary = self.summary()
-                with broker.asking("publish summaries"):
-                    await broker.jetstream.publish(subject, msgspec.msgpack.encode(summary))
-                self._works()
+                summary = await self._tell(broker, subject)
                 await self._pause(broker, summary)
         except asyncio.CancelledError:
             with (
@@ -101,7 +110,25 @@ class FleetPublisher:
         """The summary as of now."""
         told = summary_of(self._service, self._watch, self._program, self.name)
         every_s = LOOKED_S if self._watch.is_wanted else QUIET_S
-        return PublishedSummary(told, self._address(), self._host, every_s, self._keyframe())
+        return PublishedSummary(told, self._address(), self._host, every_s, self._keyframe(), self._shares_name())
+
+    async def _tell(self, broker: Broker, subject: str) -> PublishedSummary:
+        with broker.asking("publish summaries"):
+            summary = self.summary()
+            last = await broker.publish_behind(subject, msgspec.msgpack.encode(summary), self._last)
+            if last is None:
+                self._foreign_s = [*self._foreign_s[-1:], time.monotonic()]
+                summary = self.summary()
+                last = await broker.publish_behind(subject, msgspec.msgpack.encode(summary), None)
+            self._last = last
+        if summary.name_shared:
+            self._failed(f"another daemon publishes as {self.name}; give each its own --name")
+        else:
+            self._works()
+        return summary
+
+    def _shares_name(self) -> bool:
+        return len(self._foreign_s) > 1 and time.monotonic() - self._foreign_s[0] < SHARED_S
 
     async def _pause(self, broker: Broker, last: PublishedSummary) -> None:
         """Until the next summary is due: at once when the first digest is there that somebody has asked for."""

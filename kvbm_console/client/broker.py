@@ -85,6 +85,8 @@ class PublishedSummary(msgspec.Struct):
     """The next one follows within so many seconds."""
     keyframe: int | None = None
     """Number of the message in ``KVBM_EV`` with which the daemon's last snapshot begins, None without events there."""
+    name_shared: bool = False
+    """Another daemon publishes summaries under the same name."""
 
 
 class FleetQuestion(msgspec.Struct):
@@ -185,6 +187,20 @@ class Broker:
     async def _closed(self) -> None:
         self.lost.set()
 
+    async def publish_behind(self, subject: str, data: bytes, last: int | None) -> int | None:
+        """Publish if the message numbered ``last`` is the newest of the subject, in any case if that is None.
+
+        Returns the number of the new message, None if another message stood behind ``last``.
+        """
+        headers = None if last is None else {"Nats-Expected-Last-Subject-Sequence": str(last)}
+        try:
+            acknowledged = await self.jetstream.publish(subject, data, headers=headers)
+        except self._errors.Error as error:
+            if getattr(error, "err_code", None) == NOT_LAST:
+                return None
+            raise
+        return int(acknowledged.seq)
+
     @contextlib.contextmanager
     def asking(self, what: str) -> Iterator[None]:
         """Turn the library's errors inside the block into ``ConnectionLost`` or ``Refused``; ``what`` was asked."""
@@ -222,6 +238,8 @@ class Broker:
 NO_RIGHT: Final = "gives no right to"
 NO_ROOM: Final = 10_023
 """JetStream's code for a store that is full."""
+NOT_LAST: Final = 10_071
+"""JetStream's code for a message that is not to follow the newest of its subject."""
 NO_STREAM: Final = 404
 """JetStream's code for a stream that does not exist."""
 

@@ -40,8 +40,6 @@ OVERDUE_S: Final = 3.0
 """A summary may be late: a busy daemon is not gone."""
 FORGOTTEN_S: Final = 60.0
 """The broker forgets a fleet that nobody has looked at for so long; the next look begins anew."""
-BOTH_S: Final = 60.0
-"""Two daemons that publish under one name are noticed within this time."""
 
 
 class BrokeredFleet(FleetView):
@@ -60,8 +58,6 @@ class BrokeredFleet(FleetView):
         """Subject to its newest message and when it was heard, until that is decoded."""
         self._heard_s: dict[str, float] = {}
         self._due_s: dict[str, float] = {}
-        self._others: dict[str, tuple[str, float]] = {}
-        """Name to the incarnation that published under it before the present one, and when it last did."""
         self._asked_s = 0.0
 
     async def __aenter__(self) -> "BrokeredFleet":
@@ -190,10 +186,7 @@ class BrokeredFleet(FleetView):
         row.summary, row.address, row.host, row.error = told.summary, told.address, told.host, ""
         row.keyframe, row.decode = told.keyframe, partial(_digest, data)
         self._due_s[name] = told.every_s
-        other, at_s = self._others.get(name, ("", 0.0))
-        if before is not None and before.incarnation != mine:
-            self._others[name] = before.incarnation, heard_s
-        if mine == other and heard_s - at_s < BOTH_S:
+        if told.name_shared:
             row.error = f"two daemons publish as {name}; give each its own --name"
 
 

@@ -190,12 +190,46 @@ async def test_an_age_counts_from_the_brokers_clock() -> None:
 
 
 @pytest.mark.asyncio
-async def test_two_daemons_of_one_name_are_told(tmp_path: Path) -> None:
+async def test_two_daemons_of_one_name_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the first look: whoever looks as seldom as they publish may see the summaries of one alone."""
+    both = "another daemon publishes as twin"
     with nats_server(tmp_path) as server:
         broker = at(server)
+        async with member(broker, "twin", None) as stays:
+            async with member(broker, "twin", None) as one:
+                for daemon in (stays, one):
+                    assert both in await warned(daemon, both)
+                async with BrokeredFleet(broker) as fleet:
+                    assert [row.error for row in fleet.rows] == [
+                        "two daemons publish as twin; give each its own --name"
+                    ]
+            monkeypatch.setattr(publisher, "SHARED_S", 0.0)
+            await warned(stays, "runs as it should again")
+            async with BrokeredFleet(broker) as fleet:
+                await seen(fleet, lambda: [row.error for row in fleet.rows] == [""])
+
+
+@pytest.mark.asyncio
+async def test_one_message_of_another_is_a_farewell_and_the_second_is_not(tmp_path: Path) -> None:
+    summaries: asyncio.Queue[bool] = asyncio.Queue()
+
+    async def heard(message: Any) -> None:
+        if message.data:
+            summaries.put_nowait(msgspec.msgpack.decode(message.data, type=PublishedSummary).name_shared)
+
+    with nats_server(tmp_path) as server:
+        broker = at(server)
+        subject = broker.subject("one", "sum")
         await keep_summaries(broker)
-        async with member(broker, "twin", None), member(broker, "twin", None), BrokeredFleet(broker) as fleet:
-            await seen(fleet, lambda: any("two daemons publish as twin" in row.error for row in fleet.rows))
+        async with Broker(broker, "test") as raw:
+            await raw.client.subscribe(subject, cb=heard)
+            async with member(broker, "one", None):
+                assert not await summaries.get()
+                await raw.jetstream.publish(subject, b"")
+                assert not any([await summaries.get() for _ in range(3)])
+                await raw.jetstream.publish(subject, b"")
+                while not await summaries.get():
+                    pass
 
 
 @pytest.mark.asyncio

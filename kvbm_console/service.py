@@ -116,6 +116,8 @@ class LeaderService:
     """Labels of its recordings, beside the target."""
     hosts: HostProcesses | None = None
     """Further hosts in processes of their own; set before the first stimulus."""
+    exported_ns = 0
+    """Time of the processor that exports of the leader's memory took so far."""
 
     def __init__(
         self, config: LeaderConfig, clock: Callable[[], int], *, check: bool = False, ring: Ring | None = None,
@@ -256,7 +258,7 @@ class LeaderService:
         """(number of the next event, facts, memory), for the recorder. It is the next base, too: memory takes long to
         export, and the daemon stands still meanwhile."""
         if self.broadcaster.pending_stimuli:  # between two flushes
-            return self.state.seq, sparse_facts(self.state), self.leader.export()
+            return self.state.seq, sparse_facts(self.state), self._exported()
         self._take_base()
         return self._base.seq, self._base.facts, self._memory
 
@@ -331,10 +333,16 @@ class LeaderService:
         """Take a new base to rerun from: facts and memory after all published events."""
         self._show()
         self._base = self._shown
-        self._memory = self.leader.export()
+        self._memory = self._exported()
         self._evictions = self.leader.evictions.copy()
         self._since_base.clear()
         self._stimulus_bytes = 0
+
+    def _exported(self) -> bytes:
+        began_ns = time.thread_time_ns()
+        memory = self.leader.export()
+        self.exported_ns += time.thread_time_ns() - began_ns
+        return memory
 
     def _show(self) -> None:
         """The next reader begins with the facts now. No reader needs the leader's memory, whose export takes

@@ -136,7 +136,7 @@ class Daemon:
             self.endpoint.close()
             self._end_processes()
             raise
-        self.questions = Questions()
+        self.questions = Questions(lambda: self.service.exported_ns)
         self.service.broadcaster.strain = self.questions.own.strain
         self.publisher = None if options.fleet is None else FleetPublisher(
             options.fleet, self.service, self.lints, self.questions, program=options.program, name=options.target,

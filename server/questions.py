@@ -12,6 +12,10 @@ stand in a lane.
                       A asks, B asks, A asks: they wait in the order A, B, A
                       20 ms later: savings 0, the first of A is answered, and so on
 
+A subscriber's first flush may be the one behind which the service exports the leader's memory. That takes up to a
+second, which a lane would have to save up for a minute, and nobody of the role would be answered meanwhile. So this
+time is charged to nobody (``apart``).
+
 Law of this file: over any time a lane spends at most its savings and its share. A caller that asks once waits for at
 most one question of every other caller of the lane.
 """
@@ -189,12 +193,12 @@ class Turn:
 
     @contextlib.contextmanager
     def working(self, calls: int = 1) -> Iterator[None]:
-        """Surrounds the answer, and charges its time and ``calls`` messages."""
-        began = time.thread_time_ns()
+        """Surrounds the answer, and charges its time and ``calls`` messages, without what the daemon did for itself."""
+        began = time.thread_time_ns() - self._role.apart()
         try:
             yield
         finally:
-            took = time.thread_time_ns() - began + calls * CALL_NS
+            took = time.thread_time_ns() - self._role.apart() - began + calls * CALL_NS
             self._lane.expected_ns += (took - self._lane.expected_ns) // 8
             self._lane.charge(took - self._charged_ns)
             self._role.count(self._caller, took - self._charged_ns)
@@ -225,10 +229,12 @@ class Turn:
 
 
 class Role:
-    """The lanes of a role. ``clock`` is nanoseconds of the time that is shared."""
+    """The lanes of a role. ``clock`` is nanoseconds of the time that is shared, and ``apart`` those of the thread's
+    time that the daemon has spent for itself."""
 
-    def __init__(self, clock: Callable[[], int] | None = None) -> None:
+    def __init__(self, clock: Callable[[], int] | None = None, apart: Callable[[], int] = lambda: 0) -> None:
         clock = clock or OwnTime()
+        self.apart = apart
         self._clock = clock
         self._few = Lane(clock)
         self._many = Lane(clock)
@@ -267,13 +273,13 @@ class Role:
 class Questions:
     """The callers of a daemon, by role. All share the time of the thread that makes this object."""
 
-    def __init__(self) -> None:
+    def __init__(self, apart: Callable[[], int] = lambda: 0) -> None:
         self.own = OwnTime()
-        self.observers = Role(self.own)
-        self.controllers = Role(self.own)
-        self.probes = Role(self.own)
+        self.observers = Role(self.own, apart)
+        self.controllers = Role(self.own, apart)
+        self.probes = Role(self.own, apart)
         """Of the services that tell health and the contract."""
-        self.scrapers = Role(self.own)
+        self.scrapers = Role(self.own, apart)
         """Of the page of metrics."""
 
     @property

@@ -70,7 +70,7 @@ class ConsoleServicer:
     ) -> None:
         self._service = service
         self._watch = watch or LintWatch(service)
-        self._questions = questions or Questions()
+        self._questions = questions or Questions(lambda: service.exported_ns)
         self._access = access or AccessRules()
         self._identity = identity
         self._control = ControlMethod(service)

@@ -180,6 +180,32 @@ async def test_work_for_a_long_stream_falls_to_the_lane_in_which_its_caller_is_b
     assert not turn.has_savings
 
 
+@pytest.mark.asyncio
+async def test_a_caller_whose_flush_exports_the_memory_is_not_charged_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lane would save up for 1.2 s of exporting for more than a minute, and leave all other callers unanswered."""
+    async with daemon_at(None) as daemon:
+        service, role = daemon.service, daemon.questions.controllers
+        export, exported = service.leader.export, []
+
+        def slow() -> bytes:
+            end_ns = time.thread_time_ns() + 2 * SAVINGS_NS
+            while time.thread_time_ns() < end_ns:
+                pass
+            exported.append(True)
+            return export()
+
+        monkeypatch.setattr(service.leader, "export", slow)
+        turn = await role.turn("reader")
+        service.submit(NoteReported, Note.VERDICT, "")
+        service.submit(NoteReported, Note.VERDICT, "")  # waits for the next turn of the loop
+        service._stimulus_bytes = service.ring.bytes_max
+        with turn.working():
+            service.broadcaster.flush()
+        assert exported
+        assert role._few.has_savings
+        assert role.lane("reader") is role._few
+
+
 def test_time_in_which_the_thread_waits_for_a_processor_earns_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two percent of the wall were a fifth of a daemon that got a tenth of a core."""
     wall_ns, waited_ns = 0, 0

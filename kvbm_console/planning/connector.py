@@ -12,7 +12,7 @@ from functools import partial
 from operator import itemgetter
 from typing import Any
 
-from kvbm_console.core.columns import pack_hashes, pack_ids, unpack_ids
+from kvbm_console.core.columns import pack_ids, unpack_ids
 from kvbm_console.core.config import LeaderConfig
 from kvbm_console.core.errors import InternalError
 from kvbm_console.core.eviction import make_policy
@@ -158,10 +158,12 @@ class ConnectorLedger(MachineLedger):
         super().scheduled(plan, iteration, running, waiting)
         fresh = {*plan.new, *plan.resumed}
         steady = self.engine.scheduler.running[: plan.steady]
+        is_calm = self.host.is_calm
         parts = [
-            self._formed(work, work.name in fresh, count)
-            for work, count in [*((work, 1) for work in steady), *plan.tokens]
+            self._formed(work, work.name in fresh, 1) for work in steady
+            if work.name in fresh or not is_calm(work.name, work.computed + 1, len(work.tables[0].blocks))
         ]
+        parts += [self._formed(work, work.name in fresh, count) for work, count in plan.tokens]
         self._steps = True
         flushed = self.host.flushed
         self._orders += self.host.formed(parts, self._preempted, plan.ended)
@@ -237,7 +239,7 @@ class ConnectorLedger(MachineLedger):
         self._copies[copy.number] = copy
         route = Route.G2_G1 if copy.is_load else Route.G1_G2
         self.mover.start(StartTransfer(
-            copy.number, 0, route, b"", b"", len(copy.keys), copy.number, 1, hashes=pack_hashes(copy.hashes),
+            copy.number, 0, route, b"", b"", len(copy.keys), copy.number, 1,
         ))
 
     def submit(self, kind: type[Any], *args: Any) -> None:

@@ -18,9 +18,8 @@ layers, and each is copied, found and evicted on its own. Here a key is the name
 Law of this file: sans-IO. It decides what is copied; ``ended`` and ``flushed`` meet in the caller, who knows the time.
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from itertools import chain
-from typing import Final
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain, takewhile
 
 import msgspec
 
@@ -30,8 +29,6 @@ from kvbm_console.core.tiers import window_blocks
 from kvbm_console.simulator.config import is_kept
 from kvbm_console.simulator.device_pool import HASH_BITS, NO_PLACE, in_group
 from kvbm_console.simulator.work import Table
-
-_WRITING: Final = -1
 
 
 class HostCopy(msgspec.Struct, eq=False):
@@ -69,7 +66,8 @@ class _Request:
     """A request, as the tier knows it."""
 
     __slots__ = (
-        "copies", "held", "junction", "keys", "known", "line", "local", "number", "offered", "over", "places", "prompt",
+        "asked", "copies", "held", "junction", "keys", "known", "least", "line", "local", "number", "offered", "over",
+        "places", "prompt",
     )
 
     def __init__(self, number: int, keys: list[Sequence[int]], prompt: int) -> None:
@@ -84,16 +82,22 @@ class _Request:
         """Blocks that the device had at the last lookup."""
         self.held: list[list[int]] = [[] for _ in keys]
         """Places of its blocks by group, also of those that a window has passed, while nobody else has them."""
-        self.offered = [0] * len(keys)
-        """Leading blocks of each group that were offered."""
+        self.offer([0] * len(keys))
         self.copies: list[HostCopy] = []
         """Those that run."""
         self.line: list[int] = []
         """Its keys in their order, for a policy that hears of a whole prompt."""
+        self.asked = 0
+        """Keys of ``line`` that the policy heard of as its prompt."""
         self.places: dict[int, int] = {}
         """Key to its place in ``line``."""
         self.over: int | None = None
         """The tokens that it computed, once it has ended."""
+
+    def offer(self, blocks: list[int]) -> None:
+        """So many leading blocks of each group were offered from now on."""
+        self.offered = blocks
+        self.least = min(blocks)
 
 
 class OffloadingTier:
@@ -120,8 +124,13 @@ class OffloadingTier:
 
     def clear(self) -> None:
         """Forget all blocks and requests."""
+        self._here: set[int] = set()
+        """Keys that are here or are being written."""
+        self._writing: set[int] = set()
         self._readers: dict[int, int] = {}
-        """Key to the loads that read it, -1 while it is written."""
+        """Key to the number of loads that read it, if there are any."""
+        self._idle: set[int] = set()
+        """Keys that are neither read nor written."""
         self.order = self._make_order()
         self._requests: dict[str, _Request] = {}
         self._loading: set[int] = set()
@@ -137,7 +146,7 @@ class OffloadingTier:
 
     def __len__(self) -> int:
         """Blocks that are here or on their way."""
-        return len(self._readers)
+        return len(self._here)
 
     def arrived(self, name: str, hashes: Sequence[int], prompt_tokens: int) -> None:
         """A request has come, with the hashes of its whole sequence."""
@@ -152,7 +161,7 @@ class OffloadingTier:
         written, or are loaded for another request."""
         request = self._requests[name]
         request.held = [[] for _ in request.keys]
-        request.offered = [0] * len(request.keys)
+        request.offer([0] * len(request.keys))
         request.local, request.known = local, tokens
         if request.copies:
             return None
@@ -196,13 +205,8 @@ class OffloadingTier:
 
     def _run_from(self, keys: Sequence[int]) -> int | None:
         """Leading keys that are here; None if one of them is being written."""
-        count, waits = 0, False
-        for key in keys:
-            if key not in self._readers:
-                break
-            count += 1
-            waits |= self._readers[key] == _WRITING
-        return None if waits else count
+        found = list(takewhile(self._here.__contains__, keys))
+        return len(found) if self._writing.isdisjoint(found) else None
 
     def _load_blocks(self, window: int, tokens: int) -> int:
         """Blocks that a load of a prefix of so many tokens needs: a part of the last one counts as a whole."""
@@ -216,9 +220,9 @@ class OffloadingTier:
         """
         run, waits, wanted = 0, False, need_at_end
         for at in range(len(keys) - 1, -1, -1):
-            if keys[at] in self._readers:
+            if keys[at] in self._here:
                 run += 1
-                waits |= self._readers[keys[at]] == _WRITING
+                waits |= keys[at] in self._writing
             else:
                 run, waits, wanted = 0, False, need
             if run == wanted:
@@ -244,24 +248,26 @@ class OffloadingTier:
         keys: list[int] = []
         for group, table in enumerate(tables):
             keys += self._use(request, group, max(request.local, table.passed), end)
-            request.offered[group] = end
+        request.offer([end] * len(tables))
         for key in keys:
-            self._readers[key] += 1
+            self._readers[key] = self._readers.get(key, 0) + 1
+        self._idle.difference_update(keys)
         self._loading.update(keys)
         return self._copy(name, request, keys, [], is_load=True)
 
     def _use(self, request: _Request, group: int, first: int, end: int) -> list[int]:
         keys = list(request.keys[group][first:end])
-        self._used(request, zip(keys, range(first, end), strict=True))
+        self._used(request, keys, range(first, end))
         return keys
 
-    def _used(self, request: _Request, keys: Iterable[tuple[int, int]]) -> None:
+    def _used(self, request: _Request, keys: Sequence[int], places: Sequence[int]) -> None:
         """A request uses these keys, each with its place in the sequence."""
         if isinstance(self.order, RequestLru):
-            self.order.used(request.number, keys)
+            self.order.used(request.number, keys, places)
         elif not request.line:
             blocks = request.prompt // self._size
             self._extend(request, chain.from_iterable(zip(*(keys[:blocks] for keys in request.keys), strict=True)))
+            request.asked = len(request.line)
             self.order.use(request.line[:], self._clock())
 
     def _extend(self, request: _Request, keys: Iterable[int]) -> None:
@@ -276,10 +282,15 @@ class OffloadingTier:
             self.order.insert(keys, None, self._clock())
             return
         self._extend(request, keys)
-        line, places, resident = request.line, request.places, self.order.resident
-        for key in sorted(keys, key=places.__getitem__):
-            before = next((line[place] for place in range(places[key] - 1, -1, -1) if line[place] in resident), None)
-            self.order.insert([key], before, self._clock())
+        line, resident, now_ns = request.line, self.order.resident, self._clock()
+        for first, end in _runs(sorted(map(request.places.__getitem__, keys)), request.asked):
+            beside = next((line[at] for at in range(first - 1, -1, -1) if line[at] in resident), None)
+            if beside is None:  # the first is the newest, and the others are as old as it
+                beside = line[first]
+                self.order.insert([beside], None, now_ns)
+                first += 1
+            if first < end:
+                self.order.insert(line[first:end], beside, now_ns)
 
     def _copy(
         self, name: str, request: _Request, keys: list[int], places: list[list[int]], *, is_load: bool
@@ -291,20 +302,30 @@ class OffloadingTier:
 
     # --- a step ---
 
+    def is_calm(self, name: str, computed: int, blocks: int) -> bool:
+        """True if a step after which a request has so many computed tokens and blocks offers nothing of it. ``formed``
+        need not hear of it then."""
+        request = self._requests[name]
+        return computed // self._size <= request.least and len(request.held[0]) == blocks
+
     def formed(self, requests: Sequence[Formed], preempted: Iterable[str], order: Sequence[str]) -> list[HostCopy]:
         """A step was formed of these requests, and others were preempted for it. ``order`` names requests that ended
         before it, as far as the order of their ends is known. The result are the copies down of this step."""
-        self._take_places(requests)
+        due = self._take_places(requests)
         self.flushed = [
             copy for name in preempted if name in self._requests for copy in self._requests[name].copies
             if not copy.is_load
         ]
         for place in self._given & self._watched.keys():
             self.flushed += [copy for copy in self._watched[place] if copy not in self.flushed]
-        copies = [self._offer(part.name, part.computed) for part in requests]
+        copies = [self._offer(name, full) for name, full in due]
         turn = {name: at for at, name in enumerate(order)}
         ends = sorted(self._ends, key=lambda name: turn.get(name, len(turn)))
-        copies += [self._offer(name, self._requests[name].over or 0) for name in ends]
+        for name in ends:
+            request = self._requests[name]
+            full = self._full(request, request.over or 0)
+            if full > request.least:
+                copies.append(self._offer(name, full))
         if isinstance(self.order, RequestLru):
             for name in ends:
                 self.order.finished(self._requests[name].number, name)
@@ -317,24 +338,37 @@ class OffloadingTier:
         self._given.clear()
         return [copy for copy in copies if copy is not None]
 
-    def _take_places(self, requests: Sequence[Formed]) -> None:
-        """Follow the places of all requests. A place behind a window that was given out again has other content."""
+    def _full(self, request: _Request, computed: int) -> int:
+        """Leading blocks of a request that can be offered with so many computed tokens."""
+        known = request.known if computed > request.known else computed
+        return (request.prompt if self._prompt_only and known > request.prompt else known) // self._size
+
+    def _take_places(self, requests: Sequence[Formed]) -> list[tuple[str, int]]:
+        """Follow the places of all requests. A place behind a window that was given out again has other content.
+
+        The result has the requests with blocks that are full and were not offered, and the number of full ones.
+        """
         before: dict[str, list[int]] = {}
+        due: list[tuple[str, int]] = []
         for part in requests:
             request = self._requests[part.name]
             request.known, request.junction = part.known, part.junction
             if part.anew:
                 request.held = [[] for _ in request.keys]
-            before[part.name] = lengths = [len(places) for places in request.held]
-            for places, table, length in zip(request.held, part.tables, lengths, strict=True):
-                fresh = table.blocks[length:]
-                places += fresh
-                self._given.update(fresh)
-            if all(len(places) == length for places, length in zip(request.held, lengths, strict=True)):
-                del before[part.name]
+            lengths = None
+            for places, table in zip(request.held, part.tables, strict=True):
+                if len(table.blocks) > len(places):
+                    if lengths is None:
+                        before[part.name] = lengths = [len(places) for places in request.held]
+                    fresh = table.blocks[len(places) :]
+                    places += fresh
+                    self._given.update(fresh)
+            full = self._full(request, part.computed)
+            if full > request.least:
+                due.append((part.name, full))
         self._given.discard(NO_PLACE)
         if not self._given or not any(self._windows):
-            return
+            return due
         for name, request in self._requests.items():
             ends = before.get(name)
             for group, window in enumerate(self._windows):
@@ -343,34 +377,29 @@ class OffloadingTier:
                 for at in range(request.offered[group], end) if window else ():
                     if places[at] in self._given:
                         places[at] = NO_PLACE
+        return due
 
-    def _offer(self, name: str, computed: int) -> HostCopy | None:
-        """Offer the blocks of a request that are full with so many computed tokens."""
-        request, size = self._requests[name], self._size
-        full = min(computed, request.known, request.prompt if self._prompt_only else computed) // size
-        if full <= min(request.offered):
-            return None
-        tails = (request.prompt - 1) // size, request.junction // size
+    def _offer(self, name: str, full: int) -> HostCopy | None:
+        """Offer the full blocks of a request that were not offered."""
+        request = self._requests[name]
         keys: list[int] = []
-        where: list[tuple[int, int]] = []
+        offers: list[Sequence[int]] = []
         ends = []
         for group, places in enumerate(request.held):
-            need, end = window_blocks(self._windows[group], size), min(full, len(places), len(request.keys[group]))
+            end = min(full, len(places), len(request.keys[group]))
             ends.append(end)
-            for at in range(request.offered[group], end):
-                if places[at] != NO_PLACE and is_kept(at, tails, need, self._retention, size):
-                    keys.append(request.keys[group][at])
-                    where.append((group, at))
-        stored = self._store(request, keys, where) if keys else []
+            offers.append(self._kept(request, group, end))
+            keys += [request.keys[group][at] for at in offers[group]]
+        stored = self._store(request, keys, offers[0] if len(offers) == 1 else [*chain(*offers)]) if keys else []
         if stored is None:
             return None
-        request.offered = [max(before, end) for before, end in zip(request.offered, ends, strict=True)]
+        request.offer([max(before, end) for before, end in zip(request.offered, ends, strict=True)])
         if not stored:
             return None
-        missing, places_of = set(stored), [list[int]() for _ in request.held]
-        for key, (group, at) in zip(keys, where, strict=True):
-            if key in missing:
-                places_of[group].append(request.held[group][at])
+        missing, places_of = set(stored), []
+        for of, places, offer in zip(request.keys, request.held, offers, strict=True):
+            whole = len(stored) == len(keys)
+            places_of.append([places[at] for at in offer if whole or of[at] in missing])
         copy = self._copy(name, request, stored, places_of, is_load=False)
         for window, places in zip(self._windows, places_of, strict=True):
             if window or request.over is not None:
@@ -379,24 +408,38 @@ class OffloadingTier:
             self.flushed.append(copy)
         return copy
 
-    def _store(self, request: _Request, keys: list[int], where: list[tuple[int, int]]) -> list[int] | None:
-        """The keys that are missing, for which there is room now; None without room for all of them."""
-        readers = self._readers
-        missing = [key for key in keys if key not in readers]
-        self._used(request, [
-            (key, at) for key, (_, at) in zip(keys, where, strict=True) if readers.get(key) != _WRITING
-        ])
-        over = len(missing) + len(readers) - self.blocks
+    def _kept(self, request: _Request, group: int, end: int) -> Sequence[int]:
+        """The blocks of a group up to ``end`` that were not offered and that copies keep."""
+        offer, window, size = range(request.offered[group], end), self._windows[group], self._size
+        if not window:
+            return offer
+        tails = (request.prompt - 1) // size, request.junction // size
+        places, need = request.held[group], window_blocks(window, size)
+        return [at for at in offer if places[at] != NO_PLACE and is_kept(at, tails, need, self._retention, size)]
+
+    def _store(self, request: _Request, keys: list[int], where: Sequence[int]) -> list[int] | None:
+        """The keys that are missing, for which there is room now; None without room for all of them. ``where`` has the
+        place of each in the sequence."""
+        here, writing = self._here, self._writing
+        missing = [key for key in keys if key not in here]
+        used = keys
+        if not writing.isdisjoint(keys):
+            where = [at for key, at in zip(keys, where, strict=True) if key not in writing]
+            used = [key for key in keys if key not in writing]
+        self._used(request, used, where)
+        over = len(missing) + len(here) - self.blocks
         if over > 0:
-            victims = self.order.victims(over, lambda key: not readers[key], set(keys))
+            offered = set(keys) if len(missing) < len(keys) else ()
+            victims = self.order.victims(over, self._idle.__contains__, offered)
             if victims is None:
                 return None
             self.order.forget(victims)
-            for key in victims:
-                del readers[key]
+            here.difference_update(victims)
+            self._idle.difference_update(victims)
             self.evicted += over
         self._insert(request, missing)
-        readers.update(dict.fromkeys(missing, _WRITING))
+        here.update(missing)
+        writing.update(missing)
         return missing
 
     def _watch(self, copy: HostCopy, places: Iterable[int]) -> None:
@@ -412,11 +455,17 @@ class OffloadingTier:
         copy.done = True
         request = self._requests[copy.request]
         request.copies.remove(copy)
-        for key in copy.keys:
-            self._readers[key] = self._readers[key] - 1 if copy.is_load else 0
         if copy.is_load:
             self._loading.difference_update(copy.keys)
-        for place in chain.from_iterable(copy.places):
+            for key in copy.keys:
+                self._readers[key] -= 1
+                if not self._readers[key]:
+                    del self._readers[key]
+                    self._idle.add(key)
+        else:
+            self._writing.difference_update(copy.keys)
+            self._idle.update(copy.keys)
+        for place in chain.from_iterable(copy.places) if self._watched else ():
             watching = self._watched.get(place, [])
             if copy in watching:
                 watching.remove(copy)
@@ -437,3 +486,17 @@ class OffloadingTier:
                 if not window:
                     self._watch(copy, places)
         return any(copy.is_load for copy in request.copies)
+
+
+def _runs(places: Sequence[int], alone: int) -> Iterator[tuple[int, int]]:
+    """Begin and end of each run of places in a row, which ascend. Those from ``alone`` on are runs of their own.
+
+    >>> list(_runs([1, 2, 5, 6, 7, 8], 7))
+    [(1, 3), (5, 7), (7, 8), (8, 9)]
+    """
+    at = 0
+    while at < len(places):
+        first = end = places[at]
+        while at < len(places) and places[at] == end and (end == first or end < alone):
+            at, end = at + 1, end + 1
+        yield first, end

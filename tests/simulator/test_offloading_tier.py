@@ -3,6 +3,7 @@
 Law of this file: what is found is the longest prefix that every group has, and a copy is whole or not made.
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -130,7 +131,7 @@ def has_all(tier: OffloadingTier, name: str, local: int, blocks: int) -> bool:
     request = tier._requests[name]
     for keys, window in zip(request.keys, tier._windows, strict=True):
         need = -(-window // BLOCK) if window else blocks
-        if any(key not in tier._readers for key in keys[max(local, blocks - need) : blocks]):
+        if any(key not in tier._here for key in keys[max(local, blocks - need) : blocks]):
             return False
     return True
 
@@ -147,7 +148,7 @@ def test_the_longest_prefix_is_found(
     hashes = tuple(range(1, blocks + 1))
     tier.arrived("a", hashes, blocks * BLOCK + 1)
     for group in range(len(windows)):
-        tier._readers.update({key: 0 for key in in_group(group, hashes) if dice.random() < share})
+        tier._here.update(key for key in in_group(group, hashes) if dice.random() < share)
     local = min(local, blocks)
     longest = max(end for end in range(local, blocks + 1) if has_all(tier, "a", local, end))
     assert tier.looked_up("a", local, blocks * BLOCK + 1) == (longest - local) * BLOCK
@@ -246,9 +247,9 @@ class Lives(RuleBasedStateMachine):
         """A copy ends, and a second time without effect."""
         copy = self.running.pop(data.draw(st.integers(0, len(self.running) - 1)))
         self.tier.ended(copy)
-        before = dict(self.tier._readers)
+        before = dict(self.tier._readers), set(self.tier._idle)
         self.tier.ended(copy)
-        assert self.tier._readers == before
+        assert (self.tier._readers, self.tier._idle) == before
 
     @precondition(lambda self: self.tables)
     @rule(data=st.data())
@@ -265,11 +266,12 @@ class Lives(RuleBasedStateMachine):
         """The tier has no more blocks than places, and knows the readers of each."""
         tier = self.tier
         assert len(tier) <= tier.blocks
-        assert set(tier.order.resident) == set(tier._readers)
+        assert set(tier.order.resident) == tier._here
         loads = [key for copy in self.running if copy.is_load for key in copy.keys]
         writes = {key for copy in self.running if not copy.is_load for key in copy.keys}
-        for key, readers in tier._readers.items():
-            assert readers == (-1 if key in writes else loads.count(key))
+        assert tier._readers == Counter(loads)
+        assert tier._writing == writes
+        assert tier._idle == tier._here - writes - set(loads)
 
 
 class LivesOfLearned(Lives):

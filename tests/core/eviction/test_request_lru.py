@@ -141,6 +141,15 @@ def test_a_choice_is_that_of_the_sorted_ranks_whatever_was_chosen_before(steps: 
             lru.forget(chosen if kind == "evict" and chosen else [])
 
 
+def test_a_block_that_is_stored_a_second_time_stands_once_in_the_order() -> None:
+    lru = RequestLru()
+    stored(lru, 1, [10, 11])
+    lru.touch([20])
+    lru.insert([10], None, 0)
+    lru.touch([11, 30])
+    assert order(lru) == [20, 10, 30, 11]
+
+
 def test_a_restored_policy_goes_on_as_the_first_would() -> None:
     lru, other = RequestLru(), RequestLru()
     stored(lru, 1, [10, 11])

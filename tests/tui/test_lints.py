@@ -119,16 +119,24 @@ def test_a_full_tier_and_a_degraded_recorder() -> None:
     script.admit(script.open("big", 64, 0))
     script.wait(2 * S)
     mirror = folded(script)
-    ended = ("recorder sync ended: RuntimeError: no", "leases ended and was restarted: KeyError: 7")
+    ended = (
+        "recorder sync ended: RuntimeError: no", "leases ended and was restarted: KeyError: 7",
+        "fleet: another daemon publishes as a: b", "lake runs as it should again: no room ended it",
+    )
     mirror.take(script.heartbeat(recorder="degraded", not_recorded=12_204, warnings=ended), 0)
     warnings = {warning.kind: warning for warning in checked(mirror, 0, SHOW_AFTER_NS)}
     assert warnings["full"].because == "64 referenced, nothing to evict; lower the batch"
     assert warnings["recorder"].because == "12,204 events not recorded; look at the disk"
     assert warnings["recorder"].level is Level.FAULT
-    told = [(each.who, each.what, each.because) for each in checked(mirror, 0, SHOW_AFTER_NS) if each.kind == "part"]
-    assert told == [
-        ("recorder sync", "ended", "RuntimeError: no"), ("leases", "ended", "and was restarted: KeyError: 7"),
-    ]
+    told = {
+        (each.kind, each.who, each.what, each.because) for each in checked(mirror, 0, SHOW_AFTER_NS)
+        if each.kind in ("part", "trouble")
+    }
+    assert told == {
+        ("part", "recorder sync", "ended", "RuntimeError: no"), ("part", "leases", "restarted", "KeyError: 7"),
+        ("trouble", "fleet", "in trouble", "another daemon publishes as a: b"),
+        ("trouble", "lake", "runs again", "no room ended it"),
+    }
 
 
 def test_slow_transfers_are_those_older_than_four_times_p99() -> None:

@@ -75,15 +75,20 @@ PART: Final = SessionLint(
     "A task or thread of the daemon ended by a bug. It is restarted; its work may have a hole.",
     "Report the error in the daemon's log. If it does not run again, restart the daemon.",
 )
+TROUBLE: Final = SessionLint(
+    "trouble", Level.CAUTION, LOG, "a part of the daemon did not work as it should within the last 5 minutes",
+    "It runs, but something in its way keeps it from its work. The engine and all other parts go on.",
+    "The reason names what is in its way, such as a broker that does not answer. Without that it goes on by itself.",
+)
 RECORDER: Final = SessionLint(
     "recorder", Level.FAULT, ("8", "the recorder"), "the recorder is degraded",
     "Events are not being kept, so the present cannot be replayed.",
     "Free space on its disk, or point --record elsewhere; it goes on by itself as soon as it can write.",
 )
-AT_ONCE: Final = ("verdict", *(lint.name for lint in (HELD, ALL_HELD, FROZEN, LOST, PART, RECORDER)))
+AT_ONCE: Final = ("verdict", *(lint.name for lint in (HELD, ALL_HELD, FROZEN, LOST, PART, TROUBLE, RECORDER)))
 """Warnings that show as soon as they are true."""
 TEXTS: Final[dict[str, SessionLint | type[Lint]]] = {
-    **{lint.name: lint for lint in (HELD, ALL_HELD, FROZEN, LOST, PART, RECORDER)}, **DRAWN,
+    **{lint.name: lint for lint in (HELD, ALL_HELD, FROZEN, LOST, PART, TROUBLE, RECORDER)}, **DRAWN,
 }
 """Every warning that may show, with its threshold, its consequence and the remedy."""
 
@@ -229,6 +234,19 @@ def _of_session(lint: SessionLint, who: str, what: str, because: str, key: str =
     return Warning(key or lint.name, lint.level, who, what, because, lint.action, kind=lint.name)
 
 
+_FORMS: Final = (
+    (" ended and was restarted", PART, "restarted"), (" ended", PART, "ended"),
+    (" runs as it should again", TROUBLE, "runs again"), ("", TROUBLE, "in trouble"),
+)
+"""How a daemon begins the sentence about a part (``parts.Parts.warnings``), and what is told then."""
+
+
+def _of_part(sentence: str, key: str) -> Warning:
+    told, _, because = sentence.partition(": ")
+    ending, lint, what = next(form for form in _FORMS if told.endswith(form[0]))
+    return _of_session(lint, plain(told.removesuffix(ending)), what, plain(because), key)
+
+
 def _named(mirror: Mirror, who: str) -> str:
     """An engine by the name that its daemon knows, else by its number."""
     told = mirror.sources.told.get(int(who.rpartition(" ")[2]))
@@ -249,8 +267,7 @@ def _feed(mirror: Mirror, mono_ns: int) -> Iterator[Warning]:
             RECORDER, "recorder", "degraded", f"{count(beat.not_recorded)} events not recorded; look at the disk"
         )
     for at, sentence in enumerate(() if beat is None else beat.warnings):
-        who, _, what = sentence.partition(" ended")
-        yield _of_session(PART, plain(who), "ended", plain(what.lstrip(": ")), f"part {at}")
+        yield _of_part(sentence, f"part {at}")
     if mirror.facts.all_held:
         yield _of_session(ALL_HELD, "everything", "held", f"{len(mirror.facts.holds)} slots; nothing else moves")
     frozen = mirror.facts.frozen

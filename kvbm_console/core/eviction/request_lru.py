@@ -112,12 +112,16 @@ class RequestLru:
         """A request uses these keys, each with its place in the prefix."""
         self._use(self._uses.setdefault(owner, _Use(0, 0)), keys, places)
 
-    def _use(self, use: _Use, keys: Sequence[int], places: Sequence[int]) -> None:
-        if not keys:
-            return
+    def _first_rank(self, use: _Use) -> int:
         if not use.number:
             self._next += 1
             use.number = self._next
+        return use.number << _PLACES
+
+    def _use(self, use: _Use, keys: Sequence[int], places: Sequence[int]) -> None:
+        if not keys:
+            return
+        first = self._first_rank(use)
         if not use.seen.keys().isdisjoint(keys):
             # What it used before counts again only if it was given up since, so that it is copied here anew.
             again = [
@@ -126,13 +130,12 @@ class RequestLru:
             ]
             keys, places = [key for key, _ in again], [place for _, place in again]
         use.seen.update(zip(keys, places, strict=True))
-        first = use.number << _PLACES
         coming, raised = self._coming, dict(zip(keys, [first - place for place in places], strict=True))
+        if self._rank.keys().isdisjoint(keys) and coming.keys().isdisjoint(keys):  # the most frequent case
+            coming.update(raised)
+            return
         absent = [key for key in raised if key not in self._rank]
-        if coming.keys().isdisjoint(absent):
-            coming.update({key: raised[key] for key in absent})
-        else:
-            coming.update({key: max(raised[key], coming.get(key, 0)) for key in absent})
+        coming.update({key: max(raised[key], coming.get(key, 0)) for key in absent})
         self._raise(raised, absent)
 
     def _raise(self, raised: dict[int, int], absent: Collection[int]) -> None:
@@ -142,11 +145,16 @@ class RequestLru:
         ranks = self._rank
         if any(map(ge, map(ranks.__getitem__, raised), raised.values())):
             raised = {key: rank for key, rank in raised.items() if ranks[key] < rank}
-        self._place(raised)
+        self._take_out(raised)
+        self._put(raised)
 
     def _place(self, keys: dict[int, int]) -> None:
         """Give these keys, which are resident from now on, their ranks."""
         self._take_out([key for key in keys if key in self._rank])
+        self._put(keys)
+
+    def _put(self, keys: dict[int, int]) -> None:
+        """Make these keys, which are not resident, resident with their ranks."""
         self._rank.update(keys)
         for number, some in _by_use(keys):
             bucket = self._buckets.get(number)
@@ -162,10 +170,11 @@ class RequestLru:
         """Take resident keys out of their buckets, and out of the ranks."""
         for number, some in _by_use({key: self._rank.pop(key) for key in keys}):
             ranks = self._buckets[number].ranks
-            deque(map(ranks.pop, some), maxlen=0)
-            if not ranks:
+            if len(some) == len(ranks):
                 del self._buckets[number]
                 del self._numbers[bisect_left(self._numbers, number)]
+            else:
+                deque(map(ranks.pop, some), maxlen=0)
 
     def finished(self, owner: int, name: str = "") -> None:
         """A request has ended."""
@@ -210,9 +219,8 @@ class RequestLru:
     def insert(self, keys: Sequence[int], beside: int | None, at_ns: int) -> None:
         """See ``TierPolicy.insert``. The blocks have the rank of the request that offered them."""
         self._next += 1
-        self._place({
-            key: self._coming.pop(key, rank) for key, rank in zip(keys, count(self._next << _PLACES, -1), strict=False)
-        })
+        ranks = map(self._coming.pop, keys, count(self._next << _PLACES, -1))
+        self._place(dict(zip(keys, ranks, strict=True)))
 
     def forget(self, keys: Iterable[int]) -> None:
         """Blocks were given up."""

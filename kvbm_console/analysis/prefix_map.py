@@ -18,6 +18,9 @@ hash: the event, and when the block was stored. An admission that misses such a 
 
 The map does not know where a block lies now. The facts have it, so it is never out of date.
 
+A block has one place in the forest, because its hash tells all blocks in front of it. An engine or a stream that names
+it at another place tells something wrong: that part of its chain is left out.
+
 Law of this file: every block of a prompt is in one node. At most ``BLOCKS_MAX`` blocks are kept beside those of live
 requests, and what is forgotten is counted.
 """
@@ -187,7 +190,8 @@ class PrefixMap:
         if user is None:
             return
         node = user.node
-        if node is not self.root and node.uses <= 1 and not node.children:
+        is_end = node is not self.root and node.uses <= 1 and not node.children
+        if is_end and len(self._new_part(column)) == len(column):
             self._own(node, column)
             node.column += column
             node.last_ns = at_ns
@@ -289,7 +293,7 @@ class PrefixMap:
         """The block in front of a tree is known now: the tree belongs behind it."""
         front, node = self.orphans.pop(first), self.node_of.get(first)
         parent = self.node_of[front]
-        if node is None or node.parent is not self.root or any(each is node for each in parent.path()):
+        if node is None or node.parent is not self.root or _is_behind(parent, node):
             return  # it was forgotten meanwhile, or broken parents form a circle
         index = parent.hashes.index(front) + 1
         self._move(node, self._split(parent, index) if index < parent.blocks else parent)
@@ -352,6 +356,10 @@ class PrefixMap:
         return node
 
     def _add(self, parent: MapNode, column: bytes, at_ns: int) -> MapNode:
+        """Make a node behind another one, of the part of the column that is new."""
+        column = self._new_part(column)
+        if not column:
+            return parent
         node = MapNode(parent, column, parent.depth + parent.blocks, at_ns)
         parent.children[column[:HASH_BYTES]] = node
         self._own(node, column)
@@ -366,15 +374,28 @@ class PrefixMap:
         at = next((index for index, key in enumerate(hashes) if key in self.orphans), None)
         if at is None:
             return None
-        tree = self.node_of.get(hashes[at])
+        tree, before = self.node_of.get(hashes[at]), column[offset : offset + at * HASH_BYTES]
+        if tree is not None and (_is_behind(node, tree) or len(self._new_part(before)) < len(before)):
+            return None  # broken parents form a circle, or the blocks in front of the tree are elsewhere
         del self.orphans[hashes[at]]
         if tree is None or tree.parent is not self.root:
             return None
-        front = node
-        if at:
-            front = self._add(node, column[offset : offset + at * HASH_BYTES], at_ns)
-        self._move(tree, front)
+        front = self._add(node, before, at_ns)
+        if hashes[at] in self.node_of:  # else there was no room for both, and the older one was forgotten
+            self._move(tree, front)
         return front if at else tree
+
+    def _new_part(self, column: bytes) -> bytes:
+        """The column up to the first block that has a place already."""
+        hashes = unpack_hashes(column)
+        if self.node_of.keys().isdisjoint(hashes) and len(set(hashes)) == len(hashes):
+            return column
+        new: set[int] = set()
+        for key in hashes:
+            if key in new or key in self.node_of:
+                break
+            new.add(key)
+        return column[: len(new) * HASH_BYTES]
 
     def _own(self, node: MapNode, column: bytes) -> None:
         """These blocks belong to the node."""
@@ -425,6 +446,11 @@ class PrefixMap:
             if parent.parent is not None and not parent.children and not parent.uses and id(parent) not in spared:
                 ends.append(parent)
         self._limit = max(self.blocks_max, len(self.node_of) * 5 // 4)
+
+
+def _is_behind(node: MapNode, front: MapNode) -> bool:
+    """True if ``front`` is the node or stands in front of it."""
+    return any(each is front for each in node.path())
 
 
 def _common(front: bytearray, column: bytes, offset: int) -> int:

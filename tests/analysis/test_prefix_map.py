@@ -113,6 +113,47 @@ def test_chains_of_a_stream_find_their_place_in_any_order(rows: list[tuple[list[
     assert not forest.orphans, "every chain is complete in the end"
 
 
+wrong = st.lists(st.integers(1, 8), min_size=1, max_size=3)
+wrong_steps = st.lists(st.tuples(kinds | st.just("hang"), st.integers(0, 8), wrong), max_size=40)
+
+
+@settings(max_examples=300)
+@given(wrong_steps, st.sampled_from([3, 6, 1_000]))
+def test_blocks_that_are_told_at_two_places_or_in_a_circle_keep_their_first_place(
+    steps: list[tuple[str, int, list[int]]], blocks_max: int
+) -> None:
+    """An engine or a stream may tell anything. A circle of parents stopped the console for ever."""
+    forest = PrefixMap(window_ns=5 * S, blocks_max=blocks_max)
+    for second, (what, number, keys) in enumerate(steps):
+        before, column = dict(forest.node_of), pack_hashes(keys)
+        if what == "hang":
+            forest.hang(number, column, second * S)
+        elif what == "open":
+            forest.opened(number, f"r{second}", column, second * S)
+        elif what == "fill":
+            forest.filled(number, column, second * S)
+        elif what == "clone":
+            forest.cloned(number + 10, f"r{second}", number, second * S)
+        else:
+            forest.closed(number, second * S)
+        check(forest)
+        assert blocks_max < 1_000 or before.keys() <= forest.node_of.keys()
+        users = [*forest.users.values(), *forest.ended]
+        uses = Counter(node for user in users for node in user.node.path())
+        assert all(node.uses == uses[node] for node in forest.nodes())
+
+
+def test_a_chain_that_leads_into_its_own_tree_is_left_out() -> None:
+    forest = PrefixMap()
+    forest.hang(9, pack_hashes([1, 2]), 0)
+    forest.hang(2, pack_hashes([3]), 0)
+    forest.hang(3, pack_hashes([1]), 0)  # stood in front of itself
+    check(forest)
+    assert way(forest.node_of[3]) == [1, 2, 3]
+    forest.hang(0, pack_hashes([9, 1]), 0)
+    assert way(forest.node_of[3]) == [9, 1, 2, 3]
+
+
 @settings(max_examples=25)
 @given(st.lists(letters, min_size=20, max_size=40))
 def test_a_full_map_forgets_what_was_used_longest_ago(prompts: list[list[int]]) -> None:

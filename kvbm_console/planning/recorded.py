@@ -43,6 +43,7 @@ from kvbm_console.simulator.device_pool import HASH_BITS
 from kvbm_console.simulator.hashing import generated_hashes
 from kvbm_console.simulator.link import Fault, LinkMover
 from kvbm_console.simulator.machine import SimulatedMachine
+from kvbm_console.simulator.traces import TOKENS_MAX as LONGEST
 from kvbm_console.simulator.workloads import Capacities, Request
 
 TURN_NS: Final = 1_000_000_000
@@ -754,6 +755,7 @@ class _Run:
             self._pace = paced(self.measured, machine.engine, begin_ns)
         else:
             self._pace = lambda at_ns: at_ns - begin_ns
+        lives = self._without_endless(lives, size, exact=exact)
         requests = [self._request(life, at, size, machine, exact=exact) for at, life in enumerate(lives)]
         if not exact:
             requests.sort(key=lambda request: request.arrival_ns)
@@ -763,6 +765,19 @@ class _Run:
             f"recording:{self.text}", size, machine, exact, requests, self.reading.prompt_blocks.get(engine, 0),
             (hits[0], hits[1], hits[2], hits[3]), self.notes, self._copies(engine, lives, machine, exact=exact),
         )
+
+    def _without_endless(self, lives: list[_Life], size: int, *, exact: bool) -> list[_Life]:
+        """An engine may tell any length, and a replay has a hash for every block."""
+        found = [life for life in lives if life.prompt + self._length(life, size, exact=exact)[0] <= LONGEST]
+        if len(found) < len(lives):
+            self.notes.append(
+                f"requests of more than {LONGEST:,} tokens are left out, {len(lives) - len(found)} of {len(lives)}"
+            )
+        if not found:
+            raise UsageError(
+                f"--trace recording:{self.text} must have a request of at most {LONGEST:,} tokens, but all have more"
+            )
+        return found
 
     def _copies(
         self, engine: int, lives: list[_Life], machine: SimulatedMachine, *, exact: bool

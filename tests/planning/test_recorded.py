@@ -17,8 +17,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvbm_console.cli.main import cli
+from kvbm_console.core import stimuli
 from kvbm_console.core.columns import unpack_hashes
 from kvbm_console.core.config import LeaderConfig
+from kvbm_console.core.errors import UsageError
 from kvbm_console.core.events import (
     BlocksEvicted,
     BlocksSeen,
@@ -32,7 +34,7 @@ from kvbm_console.core.events import (
     StimulusRejected,
 )
 from kvbm_console.core.eviction.policy import PolicyConfig
-from kvbm_console.core.ids import FinishReason, SlotState
+from kvbm_console.core.ids import Authority, FinishReason, SlotState, Tier
 from kvbm_console.core.leader import Outcome
 from kvbm_console.core.stimuli import Stimulus
 from kvbm_console.planning.attention import UNBOUNDED, AttentionWindow
@@ -51,6 +53,7 @@ from kvbm_console.simulator.workloads import Capacities, GivenRequests, Request,
 from recordings.scenarios import SCENARIOS
 from tests.planning.test_tiered import machine_of, windowed
 from tests.recording.helpers import Run
+from tests.server.hostile import World
 from tests.simulator.loads import Load
 from tests.tap.kept import NAMES, run_of
 
@@ -526,3 +529,20 @@ def test_a_bare_recording_takes_its_engine_and_its_run(tmp_path: Path) -> None:
         assert refused.exit_code == 2
         assert "77" in refused.stderr
         assert "cannot be read" not in refused.stderr
+
+
+def test_requests_of_impossible_lengths_are_left_out(tmp_path: Path) -> None:
+    """An engine told of a prompt of 2^31 tokens, and a replay made a hash for each of its blocks."""
+    world = World(random.Random(1), feeds=0)
+    engine = world.open(Authority.ENGINE)
+    world.submit(engine, stimuli.PoolDeclared(0, 0, 0, None, 0, 0, Tier.G1, "GPU", 64, 16, Authority.ENGINE))
+    for name, prompt, output in (("long", 2**31, 8), ("endless", 20, 2**40), ("a", 40, 8)):
+        world.submit(engine, stimuli.RequestArrived(0, 0, 0, None, name, b"", prompt, output, 0, None))
+    Run(world.config, world.told, []).record(tmp_path / "all", [64])
+    load = read_run(str(tmp_path / "all"))
+    assert "requests of more than 16,777,216 tokens are left out, 1 of 3" in load.notes
+    assert [request.request for request in load.requests] == ["endless", "a"], "the answer of this one did not begin"
+    assert len(simulate(SimulateOptions(trace=load.name, **load.option_fields()), keep_records=True).records) == 2
+    Run(world.config, world.told[:-2], []).record(tmp_path / "long", [64])
+    with pytest.raises(UsageError, match="must have a request of at most 16,777,216 tokens"):
+        read_run(str(tmp_path / "long"))

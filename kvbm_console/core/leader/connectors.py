@@ -16,6 +16,7 @@ Law of this file: the connector's own numbers are kept as they are, and nothing 
 content of a tier.
 """
 
+import math
 from typing import Final
 
 from kvbm_console.core import events as ev
@@ -157,14 +158,18 @@ def cancel_told(decider: Decider, source: int) -> None:
 
 
 def connector_reported(decider: Decider, s: st.ConnectorReported) -> None:
-    """Figures of the connectors since their engine began."""
+    """Figures of the connectors since their engine began. Those that are no number are left out: a mean of nothing."""
     rows = {len(s.connectors), len(s.methods), len(s.calls), len(s.total_ns), len(s.longest_ns)}
     if len(rows) > 1 or len(s.stats) != len(s.values):
         raise Refused("the columns of a report of connectors must have one length")
     if len(s.methods) > NAMES_MAX or len(s.stats) > NAMES_MAX:
         raise Refused(f"a report names at most {NAMES_MAX} methods and {NAMES_MAX} figures")
+    stats, values = s.stats, s.values
+    if any(map(math.isnan, values)):  # NaN differs from itself, so a rerun would tell of a difference
+        told = [(stat, value) for stat, value in zip(stats, values, strict=True) if not math.isnan(value)]
+        stats, values = tuple(stat for stat, _ in told), tuple(value for _, value in told)
     decider.emit(
-        ev.ConnectorMeasured, s.source, s.connectors, s.methods, s.calls, s.total_ns, s.longest_ns, s.stats, s.values
+        ev.ConnectorMeasured, s.source, s.connectors, s.methods, s.calls, s.total_ns, s.longest_ns, stats, values
     )
 
 

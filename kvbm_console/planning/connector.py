@@ -96,8 +96,8 @@ class ConnectorLedger(MachineLedger):
         """True while a step runs."""
         self._ends: list[tuple[int, str]] = []
         """Number and name of each request that ended since a step was formed."""
-        self._withheld: dict[str, list[int]] = {}
-        """Ended requests to the places into which a load runs."""
+        self._withheld: dict[int, list[int]] = {}
+        """Loads of requests that have ended, to the places into which they run."""
         self._found: dict[str, tuple[int, int, int]] = {}
         """Requests that load, to their computed tokens before and behind the load, and the prompt blocks it counts."""
         super().__init__(
@@ -200,13 +200,13 @@ class ConnectorLedger(MachineLedger):
         work = self._works.pop(name, None)
         self._prompts.pop(name)
         self._found.pop(name, None)
-        loads = self.host.finished(name, 0 if work is None else work.computed)
-        if loads:
-            self._withheld[name] = ids
+        load = self.host.finished(name, 0 if work is None else work.computed)
+        if load is not None:
+            self._withheld[load.number] = ids
         self._ends.append((0 if work is None else work.request.end_number, name))
         if not self._steps:
             self._look_for_ends()
-        return loads
+        return load is not None
 
     def _look_for_ends(self) -> None:
         """Look a moment later for ends that no step was formed behind."""
@@ -248,12 +248,13 @@ class ConnectorLedger(MachineLedger):
         if copy is None or kind not in (TransferFinished, TransferFailed):
             return
         del self._copies[copy.number]
-        if kind is TransferFailed and copy.is_load and copy.request in self._found:
-            self._lose(copy, unpack_ids(args[4]))
+        if copy.is_load and copy.number not in self._withheld:
+            if kind is TransferFailed:
+                self._lose(copy, unpack_ids(args[4]))
+            self.engine.wake(copy.request)
         self._end(copy)
         if copy.is_load:
-            self.engine.wake(copy.request)
-            self.engine.release(copy.request, pack_ids(self._withheld.pop(copy.request, ())))
+            self.engine.release(copy.request, pack_ids(self._withheld.pop(copy.number, ())))
 
     def _lose(self, copy: HostCopy, failed: list[int]) -> None:
         """A load failed, at these of its blocks. Of several groups vLLM takes none, of one what comes before them."""

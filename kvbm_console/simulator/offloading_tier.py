@@ -40,6 +40,8 @@ class HostCopy(msgspec.Struct, eq=False):
     is_load: bool
     places: list[list[int]]
     """The device places of a copy down, by group."""
+    owner: "_Request"
+    """The request itself: a later one may have its name."""
     done: bool = False
 
     @property
@@ -66,11 +68,12 @@ class _Request:
     """A request, as the tier knows it."""
 
     __slots__ = (
-        "asked", "copies", "held", "junction", "keys", "known", "least", "line", "local", "number", "offered", "over",
-        "places", "prompt",
+        "asked", "copies", "held", "junction", "keys", "known", "least", "line", "local", "name", "number", "offered",
+        "over", "places", "prompt",
     )
 
-    def __init__(self, number: int, keys: list[Sequence[int]], prompt: int) -> None:
+    def __init__(self, name: str, number: int, keys: list[Sequence[int]], prompt: int) -> None:
+        self.name = name
         self.number = number
         self.keys = keys
         """Key of each block of the sequence, by group."""
@@ -133,13 +136,14 @@ class OffloadingTier:
         """Keys that are neither read nor written."""
         self.order = self._make_order()
         self._requests: dict[str, _Request] = {}
+        """Those that have not ended."""
         self._loading: set[int] = set()
         self._arrived = self._copies = 0
         self._given: set[int] = set()
         """Device places that were given out for the step that is being formed."""
         self._watched: dict[int, list[HostCopy]] = {}
         """Device place to the copies that read it and that end when it is given out."""
-        self._ends: list[str] = []
+        self._ends: list[_Request] = []
         """Requests that ended since the last step."""
         self.flushed: list[HostCopy] = []
         """Copies that end in the step that was formed last."""
@@ -152,7 +156,7 @@ class OffloadingTier:
         """A request has come, with the hashes of its whole sequence."""
         self._arrived += 1
         keys = [in_group(number, hashes) for number in self._numbers]
-        self._requests[name] = _Request(self._arrived, keys, prompt_tokens)
+        self._requests[name] = _Request(name, self._arrived, keys, prompt_tokens)
 
     # --- lookups and loads ---
 
@@ -253,7 +257,7 @@ class OffloadingTier:
             self._readers[key] = self._readers.get(key, 0) + 1
         self._idle.difference_update(keys)
         self._loading.update(keys)
-        return self._copy(name, request, keys, [], is_load=True)
+        return self._copy(request, keys, [], is_load=True)
 
     def _use(self, request: _Request, group: int, first: int, end: int) -> list[int]:
         keys = list(request.keys[group][first:end])
@@ -292,11 +296,9 @@ class OffloadingTier:
             if first < end:
                 self.order.insert(line[first:end], beside, now_ns)
 
-    def _copy(
-        self, name: str, request: _Request, keys: list[int], places: list[list[int]], *, is_load: bool
-    ) -> HostCopy:
+    def _copy(self, request: _Request, keys: list[int], places: list[list[int]], *, is_load: bool) -> HostCopy:
         self._copies += 1
-        copy = HostCopy(self._copies, name, keys, is_load, places)
+        copy = HostCopy(self._copies, request.name, keys, is_load, places, request)
         request.copies.append(copy)
         return copy
 
@@ -318,22 +320,18 @@ class OffloadingTier:
         ]
         for place in self._given & self._watched.keys():
             self.flushed += [copy for copy in self._watched[place] if copy not in self.flushed]
-        copies = [self._offer(name, full) for name, full in due]
+        copies = [self._offer(request, full) for request, full in due]
         turn = {name: at for at, name in enumerate(order)}
-        ends = sorted(self._ends, key=lambda name: turn.get(name, len(turn)))
-        for name in ends:
-            request = self._requests[name]
+        ends = sorted(self._ends, key=lambda request: turn.get(request.name, len(turn)))
+        for request in ends:
             full = self._full(request, request.over or 0)
             if full > request.least:
-                copies.append(self._offer(name, full))
+                copies.append(self._offer(request, full))
         if isinstance(self.order, RequestLru):
-            for name in ends:
-                self.order.finished(self._requests[name].number, name)
+            for request in ends:
+                self.order.finished(request.number, request.name)
             self.order.formed(order)
             self.order.begin()
-        for name in ends:
-            if not self._requests[name].copies:
-                del self._requests[name]
         self._ends.clear()
         self._given.clear()
         return [copy for copy in copies if copy is not None]
@@ -343,13 +341,13 @@ class OffloadingTier:
         known = request.known if computed > request.known else computed
         return (request.prompt if self._prompt_only and known > request.prompt else known) // self._size
 
-    def _take_places(self, requests: Sequence[Formed]) -> list[tuple[str, int]]:
+    def _take_places(self, requests: Sequence[Formed]) -> list[tuple[_Request, int]]:
         """Follow the places of all requests. A place behind a window that was given out again has other content.
 
         The result has the requests with blocks that are full and were not offered, and the number of full ones.
         """
-        before: dict[str, list[int]] = {}
-        due: list[tuple[str, int]] = []
+        before: dict[_Request, list[int]] = {}
+        due: list[tuple[_Request, int]] = []
         for part in requests:
             request = self._requests[part.name]
             request.known, request.junction = part.known, part.junction
@@ -359,18 +357,18 @@ class OffloadingTier:
             for places, table in zip(request.held, part.tables, strict=True):
                 if len(table.blocks) > len(places):
                     if lengths is None:
-                        before[part.name] = lengths = [len(places) for places in request.held]
+                        before[request] = lengths = [len(places) for places in request.held]
                     fresh = table.blocks[len(places) :]
                     places += fresh
                     self._given.update(fresh)
             full = self._full(request, part.computed)
             if full > request.least:
-                due.append((part.name, full))
+                due.append((request, full))
         self._given.discard(NO_PLACE)
         if not self._given or not any(self._windows):
             return due
-        for name, request in self._requests.items():
-            ends = before.get(name)
+        for request in chain(self._requests.values(), self._ends):
+            ends = before.get(request)
             for group, window in enumerate(self._windows):
                 places = request.held[group]
                 end = len(places) if ends is None else ends[group]
@@ -379,9 +377,8 @@ class OffloadingTier:
                         places[at] = NO_PLACE
         return due
 
-    def _offer(self, name: str, full: int) -> HostCopy | None:
+    def _offer(self, request: _Request, full: int) -> HostCopy | None:
         """Offer the full blocks of a request that were not offered."""
-        request = self._requests[name]
         keys: list[int] = []
         offers: list[Sequence[int]] = []
         ends = []
@@ -400,7 +397,7 @@ class OffloadingTier:
         for of, places, offer in zip(request.keys, request.held, offers, strict=True):
             whole = len(stored) == len(keys)
             places_of.append([places[at] for at in offer if whole or of[at] in missing])
-        copy = self._copy(name, request, stored, places_of, is_load=False)
+        copy = self._copy(request, stored, places_of, is_load=False)
         for window, places in zip(self._windows, places_of, strict=True):
             if window or request.over is not None:
                 self._watch(copy, places)
@@ -453,8 +450,7 @@ class OffloadingTier:
         if copy.done:
             return
         copy.done = True
-        request = self._requests[copy.request]
-        request.copies.remove(copy)
+        copy.owner.copies.remove(copy)
         if copy.is_load:
             self._loading.difference_update(copy.keys)
             for key in copy.keys:
@@ -471,21 +467,19 @@ class OffloadingTier:
                 watching.remove(copy)
                 if not watching:
                     del self._watched[place]
-        if request.over is not None and not request.copies and copy.request not in self._ends:
-            del self._requests[copy.request]
 
-    def finished(self, name: str, computed: int) -> bool:
-        """A request has ended, with so many computed tokens. ``formed`` then offers its last blocks. True if a load
-        runs, into places that nobody else may have meanwhile."""
-        request = self._requests[name]
+    def finished(self, name: str, computed: int) -> HostCopy | None:
+        """A request has ended, with so many computed tokens. ``formed`` then offers its last blocks. The result is its
+        load, if one runs: nobody else may have the places meanwhile."""
+        request = self._requests.pop(name)
         request.over = computed
         request.known = max(request.known, computed)
-        self._ends.append(name)
+        self._ends.append(request)
         for copy in request.copies:
             for window, places in zip(self._windows, copy.places, strict=False):
                 if not window:
                     self._watch(copy, places)
-        return any(copy.is_load for copy in request.copies)
+        return next((copy for copy in request.copies if copy.is_load), None)
 
 
 def _runs(places: Sequence[int], alone: int) -> Iterator[tuple[int, int]]:

@@ -8,8 +8,10 @@ import pytest
 from kvbm_console.analysis.explain import Explanation, Missed, MissedRun, explain
 from kvbm_console.core import events as ev
 from kvbm_console.core.columns import unpack_hashes
+from kvbm_console.core.leader import Leader
 from tests.analysis.evidence import evidence, state_before
 from tests.recording.helpers import Run, real_run
+from tests.server import hostile
 
 SIZES = [(48, 96), (40, 16), (64, 0)]
 """Device and host blocks: a roomy host tier, one that thrashes, none."""
@@ -70,6 +72,17 @@ def test_the_deciding_event_says_so_itself(sizes: tuple[int, int]) -> None:
     assert {Missed.NEVER_STORED, Missed.TOO_SHORT} <= reasons
     if sizes != SIZES[0]:
         assert Missed.EVICTED in reasons, reasons
+
+
+@pytest.mark.parametrize("seed", [390, 12])
+def test_whatever_engines_tell_every_request_is_explained(seed: int) -> None:
+    """In the first a connector tells of a load when its request has ended."""
+    world = hostile.run(seed, 300)
+    leader = Leader(world.config)
+    events = [event for stimulus in world.told for event in leader.handle(stimulus).events]
+    what = evidence(events, world.config)
+    for name in sorted({event.request for event in events if isinstance(event, ev.SlotOpened)}):
+        assert explain(what, name).spent.total_ns >= 0
 
 
 def naming(run: Run, key: int, before: int) -> list[Any]:

@@ -98,6 +98,23 @@ def test_a_copy_down_stores_all_of_its_blocks_or_none() -> None:
     assert (len(tier), tier.evicted) == (7, 3)
 
 
+def test_a_request_may_have_the_name_of_one_that_has_ended() -> None:
+    """vLLM's own API numbers requests from 0 each time, and copies of the last ``0`` may still run."""
+    tier = OffloadingTier(20, BLOCK, (0,))
+    tier.arrived("0", (1, 2), 33)
+    (first,) = stored(tier, "0", 33)
+    tier.finished("0", 33)
+    tier.formed([], (), ())
+    tier.arrived("0", (5, 6), 33)
+    (second,) = stored(tier, "0", 33, 90)
+    tier.ended(first)
+    tier.finished("0", 33)
+    tier.arrived("0", (5, 6), 33)
+    assert tier.looked_up("0", 0, 33) is None, "the second copy runs"
+    tier.ended(second)
+    assert tier.looked_up("0", 0, 33) == 32
+
+
 def test_places_that_are_given_out_again_end_the_copy_that_reads_them() -> None:
     """A window passes its blocks while they are copied, and nobody holds them."""
     tier = OffloadingTier(20, BLOCK, (0, 32))

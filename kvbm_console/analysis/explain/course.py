@@ -172,16 +172,16 @@ class Course(Visitor):
         self._since_ns = at_ns
 
     def _touch(self, at_ns: int, state: CacheState) -> None:
-        self._mark(at_ns)
-        self._doing = self._now(state)
+        if self.number in state.slots:  # a connector may tell of a load when its request has ended
+            self._mark(at_ns)
+            self._doing = self._now(state)
 
     def _touched(self, e: ev.SlotHeld | ev.HoldReleased, state: CacheState) -> None:
         if e.slot == self.number:
             self._touch(e.at_ns, state)
 
     def _touched_all(self, e: ev.HoldParked | ev.Frozen | ev.Thawed, state: CacheState) -> None:
-        if self.number in state.slots:
-            self._touch(e.at_ns, state)
+        self._touch(e.at_ns, state)
 
     def _now(self, state: CacheState) -> str:
         slot = state.slots[self.number]
@@ -319,8 +319,7 @@ class Course(Visitor):
     def _candidate_over(self, e: ev.CandidateSkipped | ev.CandidateEnded, state: CacheState) -> None:
         if e.candidate in self._lives.transfers:
             lives.FOLD[type(e)](self._lives, e)
-            if self.number in state.slots:
-                self._touch(e.at_ns, state)
+            self._touch(e.at_ns, state)
 
     # --- what came out -----------------------------------------------------------------------------------------------
 

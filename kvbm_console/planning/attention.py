@@ -199,8 +199,8 @@ class LayerGroups:
                 runs.append([])
             runs[-1].append(place)
         pools = [pool for pool, (engine, _) in self._places.items() if engine == source]
-        if len(runs) != 1 + len(pools):
-            return  # a group has no block in it
+        if not pools or len(runs) != 1 + len(pools):
+            return  # this engine has one group, or a group has no block in it
         offered = sorted(set().union(*runs))
         end = (prompt_tokens - 1) // self.windows[pools[0]].block_tokens
         for group, run in enumerate(runs):

@@ -833,30 +833,33 @@ class _Run:
         output, abort_ns = self._length(life, size, exact=exact)
         own = (life.prompt + output) // size - len(life.hashes)
         opened = life.event if isinstance(life.event, ev.SlotOpened) else None
+        answer = _padded(life, own, at)
         return Request(
             request=opened.request if opened is not None else f"chain-{at:06d}",
             arrival_ns=self._pace(self._at(life)), hashes=life.hashes,
-            output_hashes=_padded(life, own, at), prompt_tokens=life.prompt, output_tokens=output,
+            output_hashes=answer, prompt_tokens=life.prompt, output_tokens=output,
             session=None if opened is None else opened.session, priority=0 if opened is None else opened.priority,
             clone_hashes=tuple(
-                _padded(clone, own, at + (index << 56)) for index, clone in enumerate(life.clones, start=1)
-            ) or self._never(life, machine, size),
+                _padded(clone, own, at + (index << 40)) for index, clone in enumerate(life.clones, start=1)
+            ) or (answer,) * self._never(life, machine, size),
             abort_ns=abort_ns, end_number=0 if opened is None else self.reading.told.ends.get(opened.request, 0),
         )
 
-    def _never(self, life: _Life, machine: SimulatedMachine, size: int) -> tuple[tuple[int, ...], ...]:
+    def _never(self, life: _Life, machine: SimulatedMachine, size: int) -> int:
         """As many clones as there are seats, for a request that was too large for its clones alone: nobody told how
         many it had."""
         if life.ended is None or life.ended.reason is not FinishReason.TOO_LARGE:
-            return ()
+            return 0
         longest = machine.engine.most_held(life.prompt + life.event.output_limit - 1, size)
-        return ((),) * machine.engine.max_running if longest <= machine.engine.g1_blocks else ()
+        return machine.engine.max_running if longest <= machine.engine.g1_blocks else 0
 
     def _length(self, life: _Life, size: int, *, exact: bool) -> tuple[int, int | None]:
         """Tokens of the answer, and when the client went away."""
         if not isinstance(life.event, ev.SlotOpened):
             return 1 + len(life.filled) * size, None
         limit, ended = life.event.output_limit, life.ended
+        if not exact:
+            limit = max(1, limit)  # an engine samples a token behind each prompt, whatever it tells of the limit
         computed = max(life.computed, (len(life.hashes) + len(life.filled)) * size)
         sampled = max(1, computed - life.prompt + 1)
         if ended is None:

@@ -207,3 +207,15 @@ def test_a_shared_pool_is_counted_by_its_own_publisher() -> None:
     assert script.state.counted([script.state.pools[device]])
     script.tell(st.SourceRestarted, True, source=3)
     assert [pool.info.pool for pool in script.state.counted(remote)] == [part], "the publisher of the pool has ended"
+
+
+def test_a_figure_of_a_connector_that_is_no_number_is_left_out() -> None:
+    """It would differ from itself, so that a rerun of the stimuli told of a difference."""
+    script, _ = followed()
+    script.tell(
+        st.ConnectorReported, ("Nixl",), ("get",), (2,), (30,), (20,), ("mean", "sum", "rate"),
+        (float("nan"), 3.0, float("inf")), source=STREAM,
+    )
+    assert (script.state.connectors[STREAM].stats, script.state.connectors[STREAM].values) == (
+        ("sum", "rate"), (3.0, float("inf"))
+    )

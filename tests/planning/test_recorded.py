@@ -53,6 +53,7 @@ from kvbm_console.simulator.workloads import Capacities, GivenRequests, Request,
 from recordings.scenarios import SCENARIOS
 from tests.planning.test_tiered import machine_of, windowed
 from tests.recording.helpers import Run
+from tests.server import hostile
 from tests.server.hostile import World
 from tests.simulator.loads import Load
 from tests.tap.kept import NAMES, run_of
@@ -546,3 +547,21 @@ def test_requests_of_impossible_lengths_are_left_out(tmp_path: Path) -> None:
     Run(world.config, world.told[:-2], []).record(tmp_path / "long", [64])
     with pytest.raises(UsageError, match="must have a request of at most 16,777,216 tokens"):
         read_run(str(tmp_path / "long"))
+
+
+@pytest.mark.parametrize("seed", [315, 374, 1002, 1013, 1038])
+def test_whatever_engines_told_their_requests_are_replayed(tmp_path: Path, seed: int) -> None:
+    """Names that come again while copies run (315, 374), answers of 0 tokens and clones of requests that were too large
+    (1002, 1013), and an engine with one group of layers beside one with several (1038)."""
+    world = hostile.run(seed, 400 if seed > 1_000 else 300)
+    Run(world.config, world.told, []).record(tmp_path, [64])
+    engines = {pool.info.source for pool in world.mirror.pools if pool.info.source}
+    replayed = 0
+    for engine in sorted(engines):
+        try:
+            load = read_run(f"{tmp_path},engine={engine}")
+        except UsageError:
+            continue  # it told of no request, or of none that can be replayed
+        simulate(SimulateOptions(trace=load.name, **load.option_fields()))
+        replayed += 1
+    assert replayed

@@ -355,6 +355,9 @@ def main(arguments: list[str]) -> None:
         at = arguments.index("--pairs")
         pairs = int(arguments[at + 1])
         del arguments[at : at + 2]
+    for flood in arguments:
+        if flood not in FLOODS:
+            sys.exit(f"a flood must be one of {', '.join(FLOODS)}, got {flood!r}")
     for flood in arguments or FLOODS:
         print(asyncio.run(measure(flood, pairs)).line(), flush=True)
 

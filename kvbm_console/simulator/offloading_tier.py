@@ -393,10 +393,11 @@ class OffloadingTier:
         request.offer([max(before, end) for before, end in zip(request.offered, ends, strict=True)])
         if not stored:
             return None
-        missing, places_of = set(stored), []
-        for of, places, offer in zip(request.keys, request.held, offers, strict=True):
-            whole = len(stored) == len(keys)
-            places_of.append([places[at] for at in offer if whole or of[at] in missing])
+        missing = set(stored)
+        places_of = [
+            [places[at] for at in offer if of[at] in missing]
+            for of, places, offer in zip(request.keys, request.held, offers, strict=True)
+        ]
         copy = self._copy(request, stored, places_of, is_load=False)
         for window, places in zip(self._windows, places_of, strict=True):
             if window or request.over is not None:

@@ -7,6 +7,7 @@ from kvbm_console.analysis.lints.lint import UNKNOWN_LIMIT_NS
 from kvbm_console.core import events as ev
 from kvbm_console.core.columns import pack_hashes
 from kvbm_console.core.ids import Route, SlotState
+from kvbm_console.parts import Parts
 from kvbm_console.recording.reader import Recording
 from kvbm_console.stream.feed import EventsArrived, GapSeen, SnapshotTaken
 from tests.tui.script import MS, S, Script, opening, story
@@ -137,6 +138,24 @@ def test_a_full_tier_and_a_degraded_recorder() -> None:
         ("trouble", "fleet", "in trouble", "another daemon publishes as a: b"),
         ("trouble", "lake", "runs again", "no room ended it"),
     }
+
+
+def test_parts_are_told_in_the_words_of_the_daemon() -> None:
+    parts = Parts(lambda *_: None, lambda: 0)
+    for name in ("sealer", "leases"):
+        parts.ended(name, "KeyError: 7")
+    for name in ("fleet", "lake"):
+        parts.troubled(name, "no room")
+    for name in ("leases", "lake"):
+        parts.begun(name)
+    mirror = folded(Script())
+    mirror.take(Script().heartbeat(warnings=tuple(parts.warnings())), 0)
+    assert [(each.kind, each.who, each.what, each.because) for each in sorted(
+        checked(mirror, 0, SHOW_AFTER_NS), key=lambda each: each.key
+    )] == [
+        ("part", "sealer", "ended", "KeyError: 7"), ("part", "leases", "restarted", "KeyError: 7"),
+        ("trouble", "fleet", "in trouble", "no room"), ("trouble", "lake", "runs again", "no room"),
+    ]
 
 
 def test_slow_transfers_are_those_older_than_four_times_p99() -> None:

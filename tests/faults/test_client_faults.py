@@ -116,7 +116,7 @@ def resident_bytes(pid: int) -> int:
 
 @pytest.mark.asyncio
 @pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="counts descriptors in /proc")
-@pytest.mark.parametrize("count", [60, pytest.param(1_000, marks=SLOW)])
+@pytest.mark.parametrize("count", [30, pytest.param(1_000, marks=SLOW)])
 async def test_f8_clients_that_come_and_go_leave_nothing_behind(count: int) -> None:
     with socket_directory() as place, process("-c", DAEMON, f"unix:{place}/d.sock") as child:
         address = await asyncio.to_thread(child.line)
@@ -189,7 +189,7 @@ async def status_of(channel: Any, method: str, data: bytes) -> tuple[grpc.Status
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("count", [600, pytest.param(10_000, marks=SLOW)])
+@pytest.mark.parametrize("count", [240, pytest.param(10_000, marks=SLOW)])
 async def test_f14_bytes_that_mean_nothing_are_answered_with_a_sentence(count: int) -> None:
     assert set(REQUESTS) == set(ROLE_OF)
     rng = random.Random(14)

@@ -106,7 +106,7 @@ def _low_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("eviction", "events"), [
-    ("lrfu_auto", 60_000), ("learned", 60_000), ("simple_lru", 30_000),
+    ("lrfu_auto", 40_000), ("learned", 40_000), ("simple_lru", 30_000),
     pytest.param("learned", 2_000_000, marks=[pytest.mark.slow, pytest.mark.timeout(2_400)]),
 ])
 def test_no_table_grows_with_the_length_of_a_run(tmp_path: Path, eviction: str, events: int) -> None:

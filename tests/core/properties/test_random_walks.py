@@ -132,7 +132,7 @@ def shrink(config: dict[str, Any], lines: list[Line], hosts: int, failure: Excep
 
 
 @pytest.mark.timeout(7_200 if FULL else 240)
-@pytest.mark.parametrize(("hosts", "walks"), [(1, 60 if not FULL else 1_500), (2, 10 if not FULL else 200),
+@pytest.mark.parametrize(("hosts", "walks"), [(1, 30 if not FULL else 1_500), (2, 6 if not FULL else 200),
                                               (3, 6 if not FULL else 200)])
 def test_random_walks(hosts: int, walks: int) -> None:
     for seed in range(FIRST_SEED, FIRST_SEED + walks):

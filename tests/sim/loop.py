@@ -10,6 +10,8 @@ from collections.abc import Callable, Coroutine
 from contextvars import Context
 from typing import Any, Final
 
+from anyio._backends import _asyncio as anyio_tasks
+
 from tests.sim.scheduler import Killed, Process, Thread, World
 from tests.sim.transports import Transport
 
@@ -269,6 +271,8 @@ class Loop(asyncio.AbstractEventLoop):
             if not task.done():
                 task._log_destroy_pending = False  # type: ignore[attr-defined]
                 unwind(task.get_coro())
+            # The scope of a task that did not end keeps the task, and so the whole run, in this table for ever.
+            anyio_tasks._task_states.pop(task, None)
 
 
 def unwind(coroutine: Any) -> None:

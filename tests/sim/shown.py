@@ -212,4 +212,6 @@ def printed(action: Callable[[], None]) -> str:
     with contextlib.redirect_stdout(out):
         action()
         sys.stdout.flush()
-    return out.buffer.getvalue().decode()  # type: ignore[attr-defined, no-any-return]
+    text: str = out.buffer.getvalue().decode()  # type: ignore[attr-defined]
+    out.close()  # click keeps every stream that it wrote to
+    return text

@@ -239,16 +239,18 @@ class Monitors:
                 journal.parts.append((event.detail.partition(":")[0], self.world.now))
 
     def _look_for_recorder(self) -> None:
-        """A recorder began, or another one did."""
+        """A recorder began, another one did, or the last one was stopped."""
         service, journal = self._service, self._journal
-        if service is None or journal is None or service.recorder is None:
+        if service is None or journal is None:
             return
         recorder = service.recorder
-        where = str(recorder.directory)
-        known = journal.kept.get(where)
         for earlier in journal.kept.values():
             if earlier.recorder is not None and earlier.recorder is not recorder and earlier.recorder._released:
                 self._let_go(earlier)
+        if recorder is None:
+            return
+        where = str(recorder.directory)
+        known = journal.kept.get(where)
         if known is None or known.recorder is not recorder:
             if recorder.retention.keep_ns is not None:
                 self._let_age(where)

@@ -11,6 +11,8 @@ import msgspec
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 _NAME: Final = re.compile(r"[a-z][a-z0-9_]*")
+_ESCAPED: Final = re.compile(r"\\[\\rtuUx]")
+"""A text in which ``_readable`` has escaped something, or one that looks so."""
 
 
 class Family(msgspec.Struct):
@@ -54,10 +56,21 @@ def render(families: Iterable[Family]) -> str:
 
 
 def _escape(text: str, *, quotes: bool = True) -> str:
-    if not text.isprintable():  # people read the page on terminals, too
-        text = "".join(each if each.isprintable() or each == "\n" else "?" for each in text)
-    escaped = text.replace("\\", r"\\").replace("\n", r"\n")
+    escaped = _readable(text).replace("\\", r"\\").replace("\n", r"\n")
     return escaped.replace('"', r"\"") if quotes else escaped
+
+
+def _readable(text: str) -> str:
+    """The text with escapes for what does not print, since people read the page on terminals, too.
+
+    Different texts stay different: no Prometheus takes a page on which two samples have the same labels.
+    """
+    if text.replace("\n", "").isprintable() and not _ESCAPED.search(text):
+        return text
+    return "".join(
+        each if each == "\n" or (each.isprintable() and each != "\\") else each.encode("unicode_escape").decode()
+        for each in text
+    )
 
 
 def _number(value: float) -> str:

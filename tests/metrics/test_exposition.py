@@ -17,6 +17,8 @@ from typing import Any, Final
 
 import pytest
 import pytest_asyncio
+from hypothesis import given
+from hypothesis import strategies as some
 from prometheus_client.parser import text_string_to_metric_families
 
 from kvbm_console.core import events as ev
@@ -423,6 +425,17 @@ def test_labels_and_values_survive_the_independent_parser() -> None:
     assert parse(render([family])) == {"kvbm_x": [({"publisher": nasty}, 1.5), ({"publisher": ""}, float(2**53))]}
     with pytest.raises(ValueError, match="no name for a metric"):
         Family("kvbm x", "")
+
+
+@given(some.lists(some.text("\\xu01b\x1b\x01\t\n ?\ud800", max_size=8), max_size=6, unique=True))
+def test_names_that_differ_are_labels_that_differ_and_print(names: list[str]) -> None:
+    """No Prometheus takes a page with the same labels twice."""
+    family = Family("kvbm_x", "help", [((("medium", name),), 1.0) for name in names])
+    page = render([family])
+    assert page.replace("\n", "").isprintable()
+    told = parse(page).get("kvbm_x", [])
+    assert len({labels["medium"] for labels, _ in told}) == len(names)
+    assert len(set(page.splitlines())) == len(names) + 2
 
 
 @pytest.mark.asyncio

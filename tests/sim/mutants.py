@@ -687,6 +687,15 @@ def _() -> Iterator[None]:
         yield
 
 
+@mutant("r40-labels-of-metrics-read-alike", "shown", "", first=2394, within=1)
+def _() -> Iterator[None]:
+    def alike(text: str) -> str:
+        return "".join(each if each.isprintable() or each == "\n" else "?" for each in text)
+
+    with instead(exposition, "_readable", alike):
+        yield
+
+
 @mutant("r40-the-console-draws-names-as-they-are", "shown", "hostile_names", first=3)
 def _() -> Iterator[None]:
     with instead(numbers, "_CELLS", {}):

@@ -48,6 +48,7 @@ class Scraper(Actor):
 
     async def _scrape(self) -> None:
         began, answer, met = self.asked_ns or self.simulation.world.now, b"", ""
+        frozen_ns = self.process.frozen_ns
         end: SocketEnd | None = None
         try:
             async with asyncio.timeout(SCRAPE_TIMEOUT_S):
@@ -62,7 +63,8 @@ class Scraper(Actor):
                 end.close()
         self.asked_ns = began if answer.startswith(TURNED_AWAY) else 0
         harmed = end is not None and end.link.harmed
-        self.simulation.monitors.scraped(self, began, answer, met, harmed=harmed)
+        frozen_ns = self.process.frozen_ns - frozen_ns  # in which it could not read, whatever came
+        self.simulation.monitors.scraped(self, began + frozen_ns, answer, met, harmed=harmed)
 
 
 def is_whole(answer: bytes) -> bool:

@@ -342,8 +342,9 @@ def _of(faults: "Faults") -> Streams:
 
 
 def _link(faults: "Faults") -> Any:
+    """A connection that leaves the machine: one between a tap and its reporter ends with one of them alone."""
     streams = _of(faults)
-    up = [link for link in faults.simulation.machine.wires.links if link.up]
+    up = [link for link in faults.simulation.machine.wires.links if link.up and "tcp://" in link.name]
     return streams.dice.choice(up) if up else None
 
 

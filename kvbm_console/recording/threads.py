@@ -195,16 +195,21 @@ class Syncer:
         self._stopping = False
         self.worker = Worker("recorder-sync", self._run)
 
-    def switched(self, new: SegmentFile) -> SyncFailed | None:
-        """The recorder writes to ``new`` now. Returns the failed sync of the segment before, if any."""
+    def switched(self, new: SegmentFile, told: SyncFailed | None) -> bool:
+        """The recorder writes to ``new`` now, in which it has ``told`` of the failed sync before it.
+
+        False if another sync has failed: no sync of ``new`` may pass events of which it does not tell.
+        """
         with self._lock:
-            failed, self.failed = self.failed, None
-            if failed is not None:
+            if self.failed is not told:
+                return False
+            if told is not None:
+                self.failed = None
                 self._files.pop().close()
             self._files.append(new)
             self._entries_synced = False
         self._wake.set()
-        return failed
+        return True
 
     def wake(self) -> None:
         """Sync now, without waiting for it; several wakes during a pass cause a single further pass."""

@@ -634,8 +634,10 @@ class Recorder:
         with contextlib.suppress(OSError):
             end = SegmentEnd(began - 1, True)
             old.append(Frame(fmt.MARKS, began, 0, self._log_ns, self._last_publish_ns, fmt.encode_item(end)))
-        failed = self._syncer.switched(new.file)
-        if failed is not None:
+        failed = None
+        while not self._syncer.switched(new.file, failed):
+            failed = self._syncer.failed
+            assert failed is not None
             with contextlib.suppress(OSError):
                 self._append_mark(new, failed)
         return True

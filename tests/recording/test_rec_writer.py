@@ -4,6 +4,7 @@ import errno
 import stat
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -243,6 +244,33 @@ def test_f6_a_segment_whose_sync_failed_is_over_and_synced_seq_stood_still(tmp_p
     assert read(tmp_path) == log.events, "nothing was lost by it"
     marks = [fmt.decode_mark(frame.data) for frame in Recording.open(tmp_path).frames() if frame.channel == fmt.MARKS]
     assert fmt.SyncFailed(10, 19, "Input/output error") in marks
+
+
+@pytest.mark.fault
+def test_no_sync_passes_a_failed_one_that_is_not_told_yet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A power loss behind such a sync took the mark, and nothing said that the events in front of it were unsure."""
+    disk, log = Disk(), Log()
+    recorder = recorder_of(log, tmp_path, open_file=disk.open, seal=False)
+    recorder.offer(*log.flush(10))
+    assert recorder.settle()
+    disk.sync_error = errno.EIO
+    recorder.offer(*log.flush(10))
+    assert recorder.settle()
+    disk.sync_error = None
+    append, synced = recorder._append_mark, []
+
+    def append_mark(segment: Any, mark: fmt.Mark) -> None:
+        assert recorder._syncer.sync(5.0)
+        synced.append(recorder.status().synced_seq)
+        append(segment, mark)
+
+    monkeypatch.setattr(recorder, "_append_mark", append_mark)
+    recorder.offer(*log.flush(10))
+    assert recorder.settle()
+    assert synced == [9]
+    assert recorder.settle()
+    assert recorder.status().synced_seq == 29
+    recorder.close()
 
 
 def test_a_writer_that_falls_behind_counts_and_goes_on_with_a_keyframe(tmp_path: Path) -> None:

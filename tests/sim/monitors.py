@@ -45,7 +45,7 @@ from kvbm_console.core.ids import Authority, Note
 from kvbm_console.core.snapshots import digest
 from kvbm_console.debug import sessions
 from kvbm_console.debug.sessions import DAEMON_OWNER
-from kvbm_console.recording.format import segment_number
+from kvbm_console.recording.format import MARKS, SyncFailed, decode_mark, segment_number
 from kvbm_console.recording.reader import MISSING, PAUSED, Recording
 from kvbm_console.recording.recover import recover_directory
 from kvbm_console.recording.verify import verify
@@ -131,6 +131,8 @@ class Kept:
         self.recorder: Any = None
         self.bounded = False
         """Older segments may have been removed."""
+        self.misfit = False
+        """Its keyframes were too large at the end."""
         self.ended_ns = 0
         self.closed: Any = None
         """Its last status, if it was closed in order."""
@@ -290,6 +292,7 @@ class Monitors:
         if kept.recorder is not None:
             kept.required = max(kept.required, kept.recorder.written_seq)
             kept.synced = max(kept.synced, kept.recorder._syncer.synced_seq)
+            kept.misfit = "a keyframe of" in (kept.recorder.status().reason or "")
             kept.recorder, kept.ended_ns = None, self.world.now
 
     def power_lost(self) -> None:
@@ -567,6 +570,8 @@ class Monitors:
         unread = self.world.now - self.simulation.unread_ns < 2 * SCRAPE_S * 1e9
         if unread and answer.startswith(TURNED_AWAY) and took_s <= TURNED_AWAY_S:
             return  # who reads nothing has a moment to read, too
+        if began_ns < self.simulation.full_until_ns:
+            return  # its connection was dropped as often as any other
         said = head.split(b"\r\n")[0].decode() or met or "half a page"
         self.violated("metrics", f"{scraper.name} got {said!r} after {took_s:.1f} s")
 
@@ -778,7 +783,8 @@ class Monitors:
             elif gap.reason == MISSING:
                 self.violated("recorded", f"events {gap.first} to {gap.last} are missing in {directory}")
             else:
-                if gap.bytes and kept is not None and not tampered and gap.first <= kept.required:
+                acknowledged = kept is not None and gap.first <= kept.required and not tampered
+                if gap.bytes and acknowledged and not _unsure(recording, gap.first):
                     self.violated("acknowledged", f"event {gap.first} in {directory} is damaged and was acknowledged")
                 lost += gap.count
                 covered.update(range(gap.first, gap.last + 1))
@@ -799,12 +805,19 @@ class Monitors:
             self.violated("counted", f"{kept.closed.not_recorded} events were counted as lost, the gaps hold {lost}")
 
     def _excused(self, where: str, kept: Kept) -> bool:
-        """Whether somebody else took files away, and the recorder had no time to notice and begin anew."""
+        """Whether somebody else took files away, and the recorder had no time to notice and begin anew, or no keyframe
+        to begin with."""
         tampered_ns = self.simulation.faults.tampered.get(where)
-        return tampered_ns is not None and kept.ended_ns - tampered_ns < NOTICED_S * 1e9
+        return tampered_ns is not None and (kept.misfit or kept.ended_ns - tampered_ns < NOTICED_S * 1e9)
 
     def _require_there(self, journal: Journal, where: str, kept: Kept) -> None:
         there = self._there.get(where, set())
         if journal.incarnation not in there and not kept.bounded:
             self.violated("acknowledged", f"nothing of run {journal.incarnation} is in {where}, "
                           f"and {kept.required} was acknowledged")
+
+
+def _unsure(recording: Recording, seq: int) -> bool:
+    """Whether the recording says that the disk refused to make this event durable."""
+    marks = (decode_mark(frame.data) for frame in recording.frames() if frame.channel == MARKS)
+    return any(isinstance(mark, SyncFailed) and mark.first <= seq <= mark.last for mark in marks)

@@ -116,7 +116,8 @@ class Simulation:
             self.ring_events = 262_144  # a small ring has small chunks, and each costs every reader a write
             made.step_s, made.answer_s = floods.STEP_S, floods.ANSWER_S
         self.features = drawn_features(seed, kinds)
-        self.crowds = self.unread_ns = 0
+        self.crowds = self.unread_ns = self.full_until_ns = 0
+        """The queue of the page is full until then."""
         self.again_until_s = 0.0
         """A crowd comes again and again until then."""
         self.names = Names(seed)

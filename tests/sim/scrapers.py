@@ -23,9 +23,11 @@ if TYPE_CHECKING:
 PLACE: Final = ("127.0.0.1", 9_464)
 SCRAPE_TIMEOUT_S: Final = 10.0
 """Prometheus waits as long."""
+TAKEN_PER_S: Final = 52
+"""Connections that the page takes each second. More keep the queue of the port full, and then its system lets in whom
+it wants."""
 AGAIN_PER_S: Final = 40
-"""Connections of a crowd that come again each second. A flood above 52 keeps the queue of the port full, and then its
-system lets in whom it wants."""
+"""Connections of a crowd that come again each second."""
 REQUEST: Final = b"GET /metrics HTTP/1.1\r\nHost: sim\r\n\r\n"
 TURNED_AWAY: Final = b"HTTP/1.1 503 "
 HALF: Final = REQUEST[:-2] + b"X: "
@@ -116,6 +118,8 @@ class Crowd:
                 self._pause_s = None  # two crowds that come again are such a flood
             else:
                 simulation.again_until_s = self._until_s + 2 * self._pause_s
+                full_s = min(simulation.again_until_s - simulation.world.seconds, count / (TAKEN_PER_S - AGAIN_PER_S))
+                simulation.full_until_ns = simulation.world.now + round(full_s * 1e9)
         simulation.world.trace("crowd", number, count)
         self.loop = simulation.machine.loop(f"crowd-{number}", self._main)
 

@@ -14,7 +14,8 @@ stand in a lane.
 
 A subscriber's first flush may be the one behind which the service exports the leader's memory. That takes up to a
 second, which a lane would have to save up for a minute, and nobody of the role would be answered meanwhile. So this
-time is charged to nobody (``apart``).
+time is charged to nobody (``apart``), and neither is a full collection of garbage, which falls to whoever is served
+when it is due.
 
 Law of this file: over any time a lane spends at most its savings and its share. A caller that asks once waits for at
 most one question of every other caller of the lane.
@@ -22,10 +23,13 @@ most one question of every other caller of the lane.
 
 import asyncio
 import contextlib
+import gc
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
+from threading import local
+from time import thread_time_ns
 from typing import Any, Final
 
 import grpc
@@ -70,6 +74,28 @@ def waited_ns() -> int:
         return int(Path("/proc/thread-self/schedstat").read_bytes().split()[1])
     except (OSError, IndexError, ValueError):
         return 0
+
+
+class _Collected(local):
+    """Full collections of garbage in a thread."""
+
+    ns = 0
+    began_ns = 0
+
+
+_collected = _Collected()
+
+
+def _collection(phase: str, info: dict[str, int]) -> None:
+    if info["generation"] < 2:
+        return  # what a question has allocated itself
+    if phase == "start":
+        _collected.began_ns = thread_time_ns()
+    else:
+        _collected.ns += thread_time_ns() - _collected.began_ns
+
+
+gc.callbacks.append(_collection)
 
 
 class OwnTime:
@@ -194,11 +220,11 @@ class Turn:
     @contextlib.contextmanager
     def working(self, calls: int = 1) -> Iterator[None]:
         """Surrounds the answer, and charges its time and ``calls`` messages, without what the daemon did for itself."""
-        began = time.thread_time_ns() - self._role.apart()
+        began = self._spent_ns()
         try:
             yield
         finally:
-            took = time.thread_time_ns() - self._role.apart() - began + calls * CALL_NS
+            took = self._spent_ns() - began + calls * CALL_NS
             self._lane.expected_ns += (took - self._lane.expected_ns) // 8
             self._lane.charge(took - self._charged_ns)
             self._role.count(self._caller, took - self._charged_ns)
@@ -210,11 +236,14 @@ class Turn:
     @contextlib.contextmanager
     def further(self) -> Iterator[None]:
         """Surrounds more work for the same question, and charges its time."""
-        began = time.thread_time_ns()
+        began = self._spent_ns()
         try:
             yield
         finally:
-            self.charge(time.thread_time_ns() - began)
+            self.charge(self._spent_ns() - began)
+
+    def _spent_ns(self) -> int:
+        return time.thread_time_ns() - self._role.apart() - _collected.ns
 
     def charge(self, took_ns: int) -> None:
         """More work for the same question. A stream lives long, so this falls to the lane in which its caller is now.

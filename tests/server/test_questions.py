@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import os
 import time
 from collections import Counter
@@ -204,6 +205,21 @@ async def test_a_caller_whose_flush_exports_the_memory_is_not_charged_for_it(mon
         assert exported
         assert role._few.has_savings
         assert role.lane("reader") is role._few
+
+
+@pytest.mark.asyncio
+async def test_a_collection_of_garbage_is_charged_to_nobody() -> None:
+    """It walks every object of the daemon. Who was served then was not answered for as long as a lane saves that up."""
+    role = Role()
+    objects = [[number] for number in range(400_000)]
+    for work in ("working", "further"):
+        turn = await role.turn("a")
+        began_ns = time.thread_time_ns()
+        with getattr(turn, work)():
+            gc.collect()
+        assert time.thread_time_ns() - began_ns > 4 * CALL_NS
+        assert role._lately("a") < 4 * CALL_NS, work
+    assert len(objects) == 400_000
 
 
 def test_time_in_which_the_thread_waits_for_a_processor_earns_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

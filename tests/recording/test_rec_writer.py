@@ -219,8 +219,8 @@ def test_a_file_whose_end_cannot_be_restored_is_left_and_a_new_segment_begins(tm
     assert [event.seq for event in read(tmp_path)] == [*range(10), *range(30, 40)]
 
 
-@pytest.mark.fault
-def test_f6_a_segment_whose_sync_failed_is_over_and_synced_seq_stood_still(tmp_path: Path) -> None:
+def after_a_failed_sync(tmp_path: Path) -> tuple[Disk, Log, Recorder]:
+    """A recorder of which ten events are synced, and the sync of the next ten has failed."""
     disk, log = Disk(), Log()
     recorder = recorder_of(log, tmp_path, open_file=disk.open, seal=False)
     recorder.offer(*log.flush(10))
@@ -228,6 +228,12 @@ def test_f6_a_segment_whose_sync_failed_is_over_and_synced_seq_stood_still(tmp_p
     disk.sync_error = errno.EIO
     recorder.offer(*log.flush(10))
     assert recorder.settle()
+    return disk, log, recorder
+
+
+@pytest.mark.fault
+def test_f6_a_segment_whose_sync_failed_is_over_and_synced_seq_stood_still(tmp_path: Path) -> None:
+    disk, log, recorder = after_a_failed_sync(tmp_path)
     status = recorder.status()
     assert (status.state, status.written_seq, status.synced_seq) == ("degraded", 19, 9)
     assert (status.reason, status.sync_failures) == ("Input/output error", 1)
@@ -249,13 +255,7 @@ def test_f6_a_segment_whose_sync_failed_is_over_and_synced_seq_stood_still(tmp_p
 @pytest.mark.fault
 def test_no_sync_passes_a_failed_one_that_is_not_told_yet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A power loss behind such a sync took the mark, and nothing said that the events in front of it were unsure."""
-    disk, log = Disk(), Log()
-    recorder = recorder_of(log, tmp_path, open_file=disk.open, seal=False)
-    recorder.offer(*log.flush(10))
-    assert recorder.settle()
-    disk.sync_error = errno.EIO
-    recorder.offer(*log.flush(10))
-    assert recorder.settle()
+    disk, log, recorder = after_a_failed_sync(tmp_path)
     disk.sync_error = None
     append, synced = recorder._append_mark, []
 

@@ -292,7 +292,7 @@ class Monitors:
         if kept.recorder is not None:
             kept.required = max(kept.required, kept.recorder.written_seq)
             kept.synced = max(kept.synced, kept.recorder._syncer.synced_seq)
-            kept.misfit = "a keyframe of" in (kept.recorder.status().reason or "")
+            kept.misfit = _keyframe_is_too_large(kept.recorder.status())
             kept.recorder, kept.ended_ns = None, self.world.now
 
     def power_lost(self) -> None:
@@ -570,7 +570,7 @@ class Monitors:
         unread = self.world.now - self.simulation.unread_ns < 2 * SCRAPE_S * 1e9
         if unread and answer.startswith(TURNED_AWAY) and took_s <= TURNED_AWAY_S:
             return  # who reads nothing has a moment to read, too
-        if began_ns < self.simulation.full_until_ns:
+        if began_ns < self.simulation.full_until_ns and met == "TimeoutError" and not answer:
             return  # its connection was dropped as often as any other
         said = head.split(b"\r\n")[0].decode() or met or "half a page"
         self.violated("metrics", f"{scraper.name} got {said!r} after {took_s:.1f} s")
@@ -600,12 +600,13 @@ class Monitors:
             status = recorder.status()
             dead = [name for name, worker in recorder.workers.items() if worker.ended]
             # A bound that the keyframes do not fit into; a keyframe above the limit is tried again after a minute.
-            misfit = "keep is " in (status.reason or "") or "a keyframe of" in (status.reason or "")
+            too_large = _keyframe_is_too_large(status)
+            misfit = too_large or "keep is " in (status.reason or "")
             if (status.state != "recording" or status.reason) and not dead and not misfit:
                 self.violated("heals", f"the recorder is {status.state}: {status.reason}")
             behind = recorder._head - 1 - status.written_seq
             written = self.world.now - self._last_published_ns(service)
-            if behind and not (dead or misfit) and written > 1e9:
+            if behind and not (dead or too_large) and written > 1e9:
                 self.violated("heals", f"{behind} events are not written")
         self._after_calm_readers(service)
         self._streams.after_calm(service)
@@ -805,7 +806,7 @@ class Monitors:
             self.violated("counted", f"{kept.closed.not_recorded} events were counted as lost, the gaps hold {lost}")
 
     def _excused(self, where: str, kept: Kept) -> bool:
-        """Whether somebody else took files away, and the recorder had no time to notice and begin anew, or no keyframe
+        """True if somebody else took files away, and the recorder had no time to notice and begin anew, or no keyframe
         to begin with."""
         tampered_ns = self.simulation.faults.tampered.get(where)
         return tampered_ns is not None and (kept.misfit or kept.ended_ns - tampered_ns < NOTICED_S * 1e9)
@@ -818,6 +819,11 @@ class Monitors:
 
 
 def _unsure(recording: Recording, seq: int) -> bool:
-    """Whether the recording says that the disk refused to make this event durable."""
+    """True if the recording says that the disk refused to make this event durable."""
     marks = (decode_mark(frame.data) for frame in recording.frames() if frame.channel == MARKS)
     return any(isinstance(mark, SyncFailed) and mark.first <= seq <= mark.last for mark in marks)
+
+
+def _keyframe_is_too_large(status: Any) -> bool:
+    """True if a recorder has no keyframe to go on with; it tries again after a minute."""
+    return "a keyframe of" in (status.reason or "")

@@ -117,7 +117,7 @@ class Simulation:
             made.step_s, made.answer_s = floods.STEP_S, floods.ANSWER_S
         self.features = drawn_features(seed, kinds)
         self.crowds = self.unread_ns = self.full_until_ns = 0
-        """The queue of the page is full until then."""
+        """Crowds so far, when the last that reads nothing came, and until when one keeps the page's queue full."""
         self.again_until_s = 0.0
         """A crowd comes again and again until then."""
         self.names = Names(seed)

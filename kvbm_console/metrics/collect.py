@@ -71,6 +71,8 @@ class Scrape(msgspec.Struct):
     """Bytes of one block, None when unknown."""
     evictions: Mapping[tuple[Tier, EvictRule], int] = {}
     """Blocks given up by tier and deciding rule (``Decider.evictions``)."""
+    lost_hits: Mapping[Tier, int] = {}
+    """Hits taken back by tier (``Decider.lost_hits``)."""
     policies: Mapping[Tier, Mapping[str, float]] = {}
     """Gauges of the policy of each tier that the leader decides (``PoolPolicy.gauges``)."""
     questions_refused: int = 0
@@ -85,7 +87,7 @@ def scrape_of(leader: Leader, **others: Any) -> Scrape:
     """The ``Scrape`` of a leader; ``others`` are its further fields. Costs the same however many blocks there are."""
     config = leader.config
     return Scrape(
-        state=leader.state, config=config, evictions=leader.evictions,
+        state=leader.state, config=config, evictions=leader.evictions, lost_hits=leader.lost_hits,
         policies={
             pool.info.tier: leader.live_memory.policies[pool.info.pool].gauges() for pool in leader.lower_pools()
         },
@@ -196,20 +198,30 @@ def _reuse(scrape: Scrape) -> Iterator[Sample]:
     """Hits and thrash; nothing where only event streams report, which name no request."""
     if scrape.state.streams_only:
         return
-    totals = scrape.state.totals
+    totals, size = scrape.state.totals, _block_tokens(scrape)
     yield "kvbm_prompt_blocks_total", totals.prompt_blocks, _BARE
-    yield "kvbm_lost_hit_blocks_total", totals.lost_blocks, _BARE
     yield "kvbm_thrash_window_seconds", scrape.config.thrash_window_ns / SECOND_NS, _BARE
     for tier in Tier:
         labels = {"tier": tier.label}
-        yield "kvbm_hit_blocks_total", totals.hit_blocks[tier - 1], labels
-        yield "kvbm_matched_tokens_total", totals.hit_blocks[tier - 1] * scrape.config.block_tokens, labels
+        # A counter that falls would read as a restart, so hits that were taken back have a counter of their own.
+        lost = scrape.lost_hits.get(tier, 0)
+        hits = totals.hit_blocks[tier - 1] + lost
+        yield "kvbm_hit_blocks_total", hits, labels
+        yield "kvbm_lost_hit_blocks_total", lost, labels
+        yield "kvbm_matched_tokens_total", None if size is None else hits * size, labels
         yield "kvbm_thrash_blocks_total", totals.returned_blocks[tier - 1], labels
         counts = totals.asked_again[tier - 1]
         if any(counts):
             bounds = [*(f"{bound / SECOND_NS:g}" for bound in AGE_BOUNDS_NS[:-1]), "+Inf"]
             for bound, blocks in zip(bounds, accumulate(counts), strict=True):
                 yield "kvbm_asked_again_blocks_total", blocks, {**labels, "le": bound}
+
+
+def _block_tokens(scrape: Scrape) -> int | None:
+    """Tokens of a block of the engines that count hits; None if they differ."""
+    told = {pool.info.block_tokens for pool in scrape.state.pools if pool.info.authority is not Authority.STREAM
+            and pool.info.tier is Tier.G1}
+    return scrape.config.block_tokens if not told else told.pop() if len(told) == 1 else None
 
 
 def _curve(scrape: Scrape) -> Iterator[Sample]:

@@ -30,12 +30,13 @@ HELP: Final[dict[str, str]] = {
         "Prompt blocks of all admissions: the denominator of every hit rate. Flat while requests arrive: nothing is "
         "admitted.",
     "kvbm_hit_blocks_total":
-        "Prompt blocks found in a tier. A falling share of kvbm_prompt_blocks_total: prefixes are evicted before "
-        "they are used again.",
+        "Prompt blocks found in a tier, those of kvbm_lost_hit_blocks_total included. A falling share of "
+        "kvbm_prompt_blocks_total: prefixes are evicted before they are used again.",
     "kvbm_matched_tokens_total":
-        "Tokens found in a tier, the same hits in tokens. Falling: more prefill has to be computed.",
+        "Tokens found in a tier, the same hits in tokens; absent where engines have blocks of several sizes. A falling "
+        "rate: more prefill has to be computed.",
     "kvbm_lost_hit_blocks_total":
-        "Hits taken back because their load failed. Anything above 0: look at the tier that failed.",
+        "Hits of a tier taken back because their load failed. Anything above 0: look at the tier that failed.",
     "kvbm_thrash_blocks_total":
         "Blocks that came back by a copy up within kvbm_thrash_window_seconds after the tier had evicted them; per "
         "kvbm_evicted_blocks_total the share of thrash. Growing: the tier is too small for this reuse.",

@@ -48,6 +48,7 @@ from server.options import DaemonOptions
 from server.questions import CALL_NS, SAVINGS_NS, SHARE, Role
 from tests.engines.payloads import batch, stored
 
+ROOT: Final = Path(__file__).resolve().parents[2]
 Samples = dict[str, list[tuple[dict[str, str], float]]]
 FUNCTIONS: Final = {
     "sum", "max", "min", "rate", "increase", "by", "on", "group_left", "and", "or",
@@ -337,6 +338,43 @@ def test_hits_in_pinned_blocks_are_a_count_of_their_tier() -> None:
     page = render(collect(scrape_of(leader, at_ns=0, subscribers=0, ring_bytes=0, recorder=None, streams=())))
     (sample,) = parse(page)["kvbm_pinned_hit_blocks_total"]
     assert (sample[0]["tier"], sample[1]) == ("g2", 2)
+
+
+def test_no_counter_falls_when_a_load_fails() -> None:
+    """Prometheus takes a counter that falls for a restart, and adds all of it anew."""
+    recording = Recording.open(ROOT / "recordings" / "failed-load.mcap")
+    assert recording.config is not None
+    leader = Leader(recording.config)
+    before: dict[tuple[str, str], float] = {}
+    for stimuli in recording.stimuli():
+        for stimulus in stimuli:
+            leader.handle(stimulus)
+            page = render(collect(scrape_of(leader, at_ns=0, subscribers=0, ring_bytes=0, recorder=None, streams=())))
+            for name, samples in parse(page).items():
+                for labels, value in samples if name.endswith("_total") else ():
+                    series = name, str(labels)
+                    assert value >= before.get(series, 0), series
+                    before[series] = value
+    lost = leader.state.totals.lost_blocks
+    assert lost > 0
+    for name, blocks in (("kvbm_lost_hit_blocks_total", lost),
+                         ("kvbm_hit_blocks_total", sum(leader.state.totals.hit_blocks) + lost)):
+        assert sum(value for series, value in before.items() if series[0] == name) == blocks
+
+
+def test_tokens_are_counted_by_the_size_of_the_engines_blocks() -> None:
+    """A watched engine need not have the daemon's size. Hits of engines that differ are not added up."""
+    leader = Leader(LeaderConfig(block_tokens=16))
+    pages = []
+    for source, size in ((1, 64), (2, 32)):
+        leader.handle(PoolDeclared(
+            source - 1, 0, source, None, 0, 0, Tier.G1, "GPU", 8, size, Authority.OBSERVED))
+        leader.state.totals.hit_blocks[0] = 3
+        pages.append(parse(render(collect(
+            scrape_of(leader, at_ns=0, subscribers=0, ring_bytes=0, recorder=None, streams=())))))
+    (first,) = [value for labels, value in pages[0]["kvbm_matched_tokens_total"] if labels["tier"] == "g1"]
+    assert first == 3 * 64
+    assert "kvbm_matched_tokens_total" not in pages[1]
 
 
 def test_own_tiers_that_no_engine_uses_have_no_sample_beside_a_watched_engine() -> None:

@@ -81,6 +81,8 @@ class Decider:
         self.condition_ns: dict[int, int] = {}
         self.evictions: Counter[tuple[Tier, EvictRule]] = Counter()
         """Blocks given up by tier and deciding rule, for metrics; no aid, so a restored leader counts from 0."""
+        self.lost_hits: Counter[Tier] = Counter()
+        """Hits taken back by tier, likewise."""
         self.n = 0
         self.at_ns = 0
         self.source = 0

@@ -599,6 +599,7 @@ def _lose(decider: Decider, slot: SlotFacts, block: int) -> None:
         if high > low:
             position = block * decider.block_tokens_of(slot.source)
             decider.emit(ev.HitsLost, slot.slot, Tier(part.tier), max(0, counted), position)
+            decider.lost_hits[Tier(part.tier)] += max(0, counted)
 
 
 def _end_load(decider: Decider, slot: SlotFacts) -> None:

@@ -21,7 +21,7 @@ references the shadow of recency had 40 hits and that of the half-life of 100 s 
 Law of this file: the choice depends on the touches alone.
 """
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from math import log
 from typing import Any, Final
@@ -239,9 +239,9 @@ class LrfuAuto(Lrfu):
             self.rank = lambda key: 0.0
         self._rebuild()
 
-    def _drop(self, key: int) -> None:
-        super()._drop(key)
-        self._uses.pop(key)
+    def _drop(self, keys: Sequence[int]) -> None:
+        super()._drop(keys)
+        deque(map(self._uses.pop, keys), 0)
 
     def gauges(self) -> dict[str, float]:
         """Also the rule in force by its half-life (0 is pure recency) or weight, and how often the rule changed."""

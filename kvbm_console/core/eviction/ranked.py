@@ -169,31 +169,30 @@ class Ranked:
         """These blocks are not resident any more."""
         queued = self._queued
         if self.remembers:
-            for key in keys:
-                queued.pop(key, None)
+            deque(map(queued.pop, keys, repeat(None)), 0)
             if len(self._stamp) - len(queued) > self.ghosts_max:
                 self._prune()
         else:
-            for key in keys:
-                if queued.pop(key, None) is not None:
-                    self._drop(key)
+            self._drop([key for key in keys if queued.pop(key, None) is not None])
         if len(self._heap) + len(self._fresh) + len(self._front) > 3 * len(queued) + _HEAP_SLACK:
             self._rebuild()
 
-    def _drop(self, key: int) -> None:
-        del self._stamp[key]
-        self._value.pop(key, None)  # a Counter deletes in Python, and pops in C
+    def _drop(self, keys: Sequence[int]) -> None:
+        """Know nothing of these keys any more."""
+        deque(map(self._stamp.pop, keys), 0)
+        deque(map(self._value.pop, keys, repeat(None)), 0)
 
     def _prune(self) -> None:
-        stamp_of = self._stamp.__getitem__
+        """Forget the ghosts that were touched longest ago, of equal stamps the lowest keys."""
         ghosts = list(filterfalse(self._queued.__contains__, self._stamp))
         count = len(ghosts) - int(self.ghosts_max * _KEEP_GHOSTS)
         if count <= 0:
             return
-        last = sorted(map(stamp_of, ghosts))[count - 1]
-        oldest = sorted([(stamp_of(key), key) for key in ghosts if stamp_of(key) <= last])
-        for _, key in oldest[:count]:
-            self._drop(key)
+        stamps = list(map(self._stamp.__getitem__, ghosts))
+        last = sorted(stamps)[count - 1]
+        older = [key for key, stamp in zip(ghosts, stamps, strict=True) if stamp < last]
+        as_old = sorted([key for key, stamp in zip(ghosts, stamps, strict=True) if stamp == last])
+        self._drop([*older, *as_old[: count - len(older)]])
 
     def _rebuild(self) -> None:
         """One entry for each resident key, with its current rank."""

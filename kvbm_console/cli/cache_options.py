@@ -78,7 +78,8 @@ policy_options = options(
 
 offload_preset_option: Final = click.option(
     "--offload-preset", type=click.Choice(list(OFFLOAD_PRESETS)),
-    help="Copy down as others do: vllm each block of a prompt, lmcache each block, original below 0.9 as BC-2 has it.",
+    help="Copy down as others do: vllm each block of a prompt, by the rules of its OffloadingConnector unless a flag "
+         "asks for what that has not; lmcache each block; original below 0.9 as BC-2 has it.",
 )
 
 
@@ -215,8 +216,8 @@ def cache_settings(flags: Mapping[str, Any]) -> dict[str, Any]:
     Raises ``UsageError`` naming the flag. ``policy`` is present when a flag sets the policy, a preset or a parameter.
     """
     settings = {name: value for name, value in flags.items() if value is not None}
-    settings |= offload_settings(settings.pop("kv_offload_threshold", None), settings.pop("offload_preset", None))
     rule = {name: settings.pop(name) for name in POLICY_FLAGS if name in settings}
+    settings |= offload_settings(settings.pop("kv_offload_threshold", None), settings.pop("offload_preset", None))
     if rule:
         settings["policy"] = policy_config(rule.pop("policy", None), rule.pop("preset", None), **rule)
     profile: MachineProfile | None = settings.pop("profile", None)

@@ -19,7 +19,7 @@ from kvbm_console.core.eviction import make_policy
 from kvbm_console.core.ids import FinishReason, Route, Tier
 from kvbm_console.core.instructions import MatchAnswer, StartTransfer
 from kvbm_console.core.stimuli import TransferFailed, TransferFinished
-from kvbm_console.planning.ledger import MachineLedger
+from kvbm_console.planning.ledger import ALWAYS_CALM, MachineLedger
 from kvbm_console.planning.meter import RequestRecord, StatsLine
 from kvbm_console.planning.options import SimulateOptions
 from kvbm_console.planning.report import InstanceMeasures
@@ -34,32 +34,13 @@ G2 = 1
 """The host tier in the columns of a count."""
 
 
-def uses_connector(options: SimulateOptions) -> bool:
-    """True for a recorded engine with a host tier of its own, and for options that its connector has."""
-    return _is_recorded(options) and _foreign(options) is None
-
-
 def refusal(options: SimulateOptions) -> str | None:
     """Why an engine with several groups of layers cannot be run with these options; None if it can. A leader runs
     others, with tiers of its own."""
-    flag = _foreign(options)
-    if flag is None or not _is_recorded(options) or len(options.engine_fields()["groups"]) == 1:
+    flag = options.leader_flag
+    if flag is None or not options.has_connector or len(options.engine_fields().get("groups", (0,))) == 1:
         return None
     return f"{flag} is not for an engine with several groups of layers: its own connector has one host tier"
-
-
-def _is_recorded(options: SimulateOptions) -> bool:
-    return options.tiered and options.machine is not None and options.machine.own_connector
-
-
-def _foreign(options: SimulateOptions) -> str | None:
-    """A flag that asks for what a leader has and vLLM's connector has not."""
-    asked = (
-        ("--kv-disk-blocks", options.kv_disk_blocks), ("--kv-offload-threshold", options.kv_offload_threshold),
-        ("--pin-tail-tokens", options.policy.pin_tail_tokens), ("--hosts", options.hosts > 1),
-        ("--ranks", options.ranks > 1), ("--check", options.check), ("--bytes", options.with_bytes is not None),
-    )
-    return next((flag for flag, value in asked if value), None)
 
 
 class ConnectorLedger(MachineLedger):
@@ -68,7 +49,7 @@ class ConnectorLedger(MachineLedger):
 
     def __init__(
         self, leader: LeaderConfig, links: Sequence[LinkSpec], config: EngineConfig, workload: Workload, *,
-        stats_every: int = 0, stats: Callable[[StatsLine], None] | None = None,
+        stats_every: int = 0, stats: Callable[[StatsLine], None] | None = None, windows: bool = True,
         ended: Callable[[RequestRecord], None] | None = None,
     ) -> None:
         """The numbers of the host tier are those of ``leader``, as far as this engine has them (``refusal``)."""
@@ -101,7 +82,7 @@ class ConnectorLedger(MachineLedger):
         self._found: dict[str, tuple[int, int, int]] = {}
         """Requests that load, to their computed tokens before and behind the load, and the prompt blocks it counts."""
         super().__init__(
-            config, workload, size, stats_every=stats_every, stats=stats, windows=False, ended=ended,
+            config, workload, size, stats_every=stats_every, stats=stats, windows=windows, ended=ended,
             calendar=calendar, take_latency_ns=self.mover.take_latency_ns,
         )
 
@@ -152,6 +133,14 @@ class ConnectorLedger(MachineLedger):
         before = prefix * self._block_tokens
         self._found[work.name] = before, before + found_tokens, counted
         self._start(copy)
+
+    def cloned(self, work: Work, clones: Sequence[Work], ids: list[int]) -> None:
+        """As without tiers. A clone offers what follows the prompt, which the first sequence has offered."""
+        super().cloned(work, clones, ids)
+        for clone in clones:
+            self.host.cloned(work.name, clone.name, clone.hashes)
+            self._prompts[clone.name] = self._prompts[work.name]
+            self._works[clone.name] = clone
 
     def scheduled(self, plan: Plan, iteration: int, running: int, waiting: int) -> None:
         """As without tiers; then blocks that the iteration fills may be copied down."""
@@ -224,8 +213,10 @@ class ConnectorLedger(MachineLedger):
         return self._found[name][1]
 
     def calm_blocks(self) -> int | None:
-        """None: every iteration may copy blocks down."""
-        return None
+        """None while a request that decodes has more to offer. Else all that an iteration can change is a copy down
+        whose places are given out: it ends with the iterations that are taken together, and nobody asks before."""
+        offered = all(self.host.has_offered(work.name) for work in self.engine.scheduler.running)
+        return ALWAYS_CALM if offered else None
 
     # --- copies ---
 

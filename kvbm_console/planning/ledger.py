@@ -31,7 +31,7 @@ from kvbm_console.simulator.workloads import Request, Workload
 SLICE_NS: Final = 100_000_000
 """Wall time between two reports of progress."""
 _NOTHING_BELOW: Final = MatchAnswer(0, False)
-_ALWAYS_CALM: Final = 2**31
+ALWAYS_CALM: Final = 2**31
 """More blocks than any pool has, because a full pool copies nothing down."""
 
 
@@ -250,7 +250,7 @@ class MachineLedger:
 
     def calm_blocks(self) -> int | None:
         """More than the pool, because no block is copied down."""
-        return _ALWAYS_CALM
+        return ALWAYS_CALM
 
     # --- device blocks over time ---
 

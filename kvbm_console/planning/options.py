@@ -53,13 +53,15 @@ OFFLOAD_THRESHOLD: Final = 0.9
 OFFLOAD_PRESETS: Final[dict[str, dict[str, Any]]] = {
     "vllm": {
         "kv_offload_law": "order", "kv_offload_threshold": 0.0, "kv_offload_prompt_only": True,
-        "kv_offload_link_busy": "queue",
+        "kv_offload_link_busy": "queue", "own_connector": True,
+        "policy": PolicyConfig(policy="simple_lru", used_at_end=True),
     },
     "lmcache": {"kv_offload_law": "order", "kv_offload_threshold": 0.0, "kv_offload_link_busy": "queue"},
     "original": {"kv_offload_law": "total", "kv_offload_threshold": 0.9, "kv_offload_link_busy": "queue"},
 }
-"""Rules of other programs for offloads. LMCache stores each full block, vLLM's OffloadingConnector each of a prompt. By
-the original wording of BC-2 all saved blocks are safe, at any position in the order of eviction."""
+"""Rules of other programs for offloads. LMCache stores each full block, vLLM's OffloadingConnector each of a prompt,
+with rules of its own for lookups and evictions. By the original wording of BC-2 all saved blocks are safe, at any
+place in the order of eviction."""
 INSTANCES_MAX: Final = 256
 HOSTS_MAX: Final = 16
 _SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]i?)?B?", re.IGNORECASE)
@@ -143,6 +145,8 @@ class CacheOptions(msgspec.Struct, frozen=True, kw_only=True):
     kv_offload_law: OffloadLaw = "order"
     kv_offload_prompt_only: bool = False
     kv_offload_link_busy: OffloadLinkBusy = "skip"
+    own_connector: bool = False
+    """True if the host tier follows the rules of vLLM's OffloadingConnector; see ``SimulateOptions.connects``."""
     kv_transfer_bandwidth: float | None = None
     """Tokens per tick of every link, the unit of the contract vectors (``--compat``); None for links of a machine."""
     kv_transfer_base_latency: float = 0.0
@@ -275,6 +279,26 @@ class SimulateOptions(CacheOptions, frozen=True, kw_only=True):
         check(self.with_bytes is None or self.instances == 1, "bytes", "given for one instance alone", self.instances)
         check(self.stats_every >= 0, "stats_every", "at least 0", self.stats_every)
         check(self.seed is None or 0 <= self.seed < 2**63, "seed", f"from 0 to {2**63 - 1}", self.seed)
+
+    @property
+    def leader_flag(self) -> str | None:
+        """A flag that asks for what a leader has and vLLM's connector has not."""
+        asked = (
+            ("--kv-disk-blocks", self.kv_disk_blocks), ("--kv-offload-threshold", self.kv_offload_threshold),
+            ("--pin-tail-tokens", self.policy.pin_tail_tokens), ("--hosts", self.hosts > 1),
+            ("--ranks", self.ranks > 1), ("--check", self.check), ("--bytes", self.with_bytes is not None),
+        )
+        return next((flag for flag, value in asked if value), None)
+
+    @property
+    def has_connector(self) -> bool:
+        """True if there is a tier below the device and the engine has a connector of its own."""
+        return self.tiered and (self.own_connector or (self.machine is not None and self.machine.own_connector))
+
+    @property
+    def connects(self) -> bool:
+        """True if vLLM's connector decides about the host tier, and no leader."""
+        return self.has_connector and self.leader_flag is None
 
 
 def check_threshold(value: float) -> None:

@@ -72,7 +72,8 @@ KEYS: Final[dict[str, str]] = {
     "moved_bytes": "moved_blocks x block size x bytes of a token (settings: kv_geometry, token_bytes), by route",
     "skipped_copies": "copies down that were not made, by reason; link_busy: the link is slower than a tier gives "
                       "places away",
-    "thrash_blocks": "blocks that came back by a copy up within thrash_window_s after a tier had evicted them",
+    "thrash_blocks": "blocks that came back by a copy up within thrash_window_s after a tier had evicted them; null, "
+                     "as all of thrash, where settings.connector is given, because nobody counts them",
     "thrash_rate": "thrash_blocks / evicted_blocks, over all tiers; null without a lower tier",
     "thrash": "the same by tier, and how long after their eviction blocks were asked for again; null without a lower "
               "tier",
@@ -112,6 +113,7 @@ INNER: Final[dict[str, dict[str, str]]] = {
         "kv_offload_law": "order: what is evicted next is kept safe; total with --offload-preset original",
         "kv_offload_prompt_only": "--kv-offload-prompt-only",
         "kv_offload_link_busy": "--kv-offload-link-busy",
+        "connector": "vllm if the host tier follows the rules of vLLM's OffloadingConnector; else absent",
         "kv_transfer_bandwidth": "--kv-transfer-bandwidth, only with --compat",
         "kv_transfer_base_latency": "--kv-transfer-base-latency, only with --compat",
         "links": "bandwidth and latency of each link; not with --compat",
@@ -192,7 +194,6 @@ def make_report(options: SimulateOptions, note: str | None, parts: Sequence[Inst
     output_tokens = sum(part.engine.output_tokens for part in parts)
     arrived = sum(part.engine.arrived for part in parts)
     cloned = sum(part.engine.cloned for part in parts)
-    returned = _columns(part.totals.returned_blocks for part in parts)
     tiers = _tiers(options)
     values: dict[str, Any] = {
         "schema": SCHEMA,
@@ -227,10 +228,7 @@ def make_report(options: SimulateOptions, note: str | None, parts: Sequence[Inst
         "moved_blocks": moved,
         "moved_bytes": {route: blocks * options.block_bytes for route, blocks in moved.items()},
         "skipped_copies": {reason: count for reason, count in skipped.items() if count},
-        "thrash_blocks": sum(returned),
-        "thrash_rate": _rate(sum(returned), sum(evicted)) if options.tiered else None,
-        "thrash": _thrash(tiers, parts) if options.tiered else None,
-        "bc6_thrash_rate": _rate(sum(part.totals.thrash_blocks for part in parts), offloaded),
+        **_all_thrash(options, parts, offloaded),
         "evicted_blocks": {tier.name: evicted[tier - 1] for tier in tiers},
         "eviction_rate": _rate(sum(evicted[1:]), offloaded),
         "policy": _policy(options, parts),
@@ -266,6 +264,7 @@ def settings_of(options: SimulateOptions) -> dict[str, Any]:
             "kv_offload_threshold": options.kv_offload_threshold, "kv_offload_law": options.kv_offload_law,
             "kv_offload_prompt_only": options.kv_offload_prompt_only,
             "kv_offload_link_busy": options.kv_offload_link_busy,
+            **({"connector": "vllm"} if options.connects else {}),
             **_links(options), "transfers": options.transfers,
             "thrash_window_s": options.thrash_window_ns / SECOND_NS,
             "prefetch": options.prefetch if options.prefetches else "none",
@@ -297,6 +296,20 @@ def _policy(options: SimulateOptions, parts: Sequence[InstanceMeasures]) -> dict
     if not options.tiered:
         return None
     return {**msgspec.structs.asdict(options.policy), "gauges": parts[0].gauges}
+
+
+def _all_thrash(options: SimulateOptions, parts: Sequence[InstanceMeasures], offloaded: int) -> dict[str, Any]:
+    """Nulls where no leader counts what came back."""
+    if options.connects:
+        return dict.fromkeys(("thrash_blocks", "thrash_rate", "thrash", "bc6_thrash_rate"))
+    returned = sum(_columns(part.totals.returned_blocks for part in parts))
+    evicted = sum(_columns(part.totals.evicted_blocks for part in parts))
+    return {
+        "thrash_blocks": returned,
+        "thrash_rate": _rate(returned, evicted) if options.tiered else None,
+        "thrash": _thrash(_tiers(options), parts) if options.tiered else None,
+        "bc6_thrash_rate": _rate(sum(part.totals.thrash_blocks for part in parts), offloaded),
+    }
 
 
 def _thrash(tiers: Sequence[Tier], parts: Sequence[InstanceMeasures]) -> dict[str, dict[str, Any]]:
@@ -419,8 +432,9 @@ def text_of(document: Mapping[str, Any]) -> str:
               if document["skipped_copies"] else []),
             ("geometry", f"{document['settings']['kv_geometry']} (layers, K/V heads, head dimension, bytes of an "
                          f"element): {document['settings']['token_bytes']:,} bytes per token"),
-            ("thrash", _thrash_text(document)),
-            ("asked again", _again_text(document["thrash"])),
+            *([("connector", "the host tier follows the rules of vLLM's OffloadingConnector, which counts no thrash")]
+              if document["settings"].get("connector") else
+              [("thrash", _thrash_text(document)), ("asked again", _again_text(document["thrash"]))]),
             ("policy", document["policy"]["policy"] + (f" ({gauges})" if gauges else "")),
         ]
     if document["prefetch"] is not None:

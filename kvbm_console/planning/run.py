@@ -16,7 +16,7 @@ from kvbm_console.bytes.ranks import BytesReport
 from kvbm_console.core.errors import UsageError
 from kvbm_console.core.ids import ResetMode
 from kvbm_console.core.stimuli import ResetRequested
-from kvbm_console.planning.connector import ConnectorLedger, refusal, uses_connector
+from kvbm_console.planning.connector import ConnectorLedger, refusal
 from kvbm_console.planning.ledger import MachineLedger
 from kvbm_console.planning.measured import SERVED_MAX, Served
 from kvbm_console.planning.meter import Meter, RequestRecord, StatsLine
@@ -73,7 +73,7 @@ def simulate(
     if (why := refusal(options)) is not None:
         raise UsageError(why)
     records: list[RequestRecord] = []
-    connected = uses_connector(options)
+    connected = options.connects
     counts = connected or (counted(options, keep_records) and not leader)
     carried: BytesReport | None = None
     parts: list[_Part] = []
@@ -196,10 +196,10 @@ def build_ledger(
 ) -> MachineLedger:
     """An instance without events, for options that are ``counted``."""
     config = engine_config(options)
-    if uses_connector(options):
+    if options.connects:
         connected = ConnectorLedger(
             options.leader_config(), options.links(), config, workload, stats_every=options.stats_every, stats=stats,
-            ended=ended,
+            windows=windows, ended=ended,
         )
         if isinstance(workload, RecordedWorkload):
             workload.follow_loads(connected.mover, connected.name_of)

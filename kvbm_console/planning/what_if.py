@@ -31,7 +31,7 @@ from kvbm_console.core import events as ev
 from kvbm_console.core.describe import describe
 from kvbm_console.core.errors import NotFound, UsageError
 from kvbm_console.core.ids import SlotState
-from kvbm_console.planning.connector import refusal, uses_connector
+from kvbm_console.planning.connector import refusal
 from kvbm_console.planning.meter import RequestRecord
 from kvbm_console.planning.options import BATCH_MAX, BLOCKS_MAX, SimulateOptions
 from kvbm_console.planning.plan import TIERS, Change, changes_of, with_fields
@@ -314,7 +314,7 @@ class _Search:
         """The latest time at which the change still helps; None if it cannot change while an engine runs."""
         if not self._changed(change) <= set(SWITCHABLE) or not self._helps(change, spared, 0):
             return None
-        if uses_connector(change.options) != uses_connector(self.options):
+        if change.options.connects != self.options.connects:
             return None  # a connector does not become a leader while the engine runs
         return self.moments[self._last(change, spared, 0)]
 

@@ -158,6 +158,14 @@ class OffloadingTier:
         keys = [in_group(number, hashes) for number in self._numbers]
         self._requests[name] = _Request(name, self._arrived, keys, prompt_tokens)
 
+    def cloned(self, name: str, clone: str, hashes: Sequence[int]) -> None:
+        """A further sequence of a request goes on behind its prompt, with the hashes of that sequence."""
+        parent = self._requests[name]
+        self.arrived(clone, hashes, parent.prompt)
+        request = self._requests[clone]
+        request.known, request.junction, request.local = parent.known, parent.junction, parent.local
+        request.offer(list(parent.offered))
+
     # --- lookups and loads ---
 
     def looked_up(self, name: str, local: int, tokens: int) -> int | None:
@@ -309,6 +317,11 @@ class OffloadingTier:
         need not hear of it then."""
         request = self._requests[name]
         return computed // self._size <= request.least and len(request.held[0]) == blocks
+
+    def has_offered(self, name: str) -> bool:
+        """True if a request that decodes has offered all that it ever will."""
+        request = self._requests[name]
+        return self._prompt_only and request.prompt // self._size <= request.least
 
     def formed(self, requests: Sequence[Formed], preempted: Iterable[str], order: Sequence[str]) -> list[HostCopy]:
         """A step was formed of these requests, and others were preempted for it. ``order`` names requests that ended

@@ -11,6 +11,8 @@ from kvbm_console.planning import report
 
 COMPAT = {"kv_transfer_bandwidth", "kv_transfer_base_latency"}
 """Keys of a run with --compat, in place of its links."""
+CONNECTED = {"connector"}
+"""Keys of a run in which vLLM's connector decides."""
 
 
 @pytest.mark.parametrize("flags", [
@@ -34,7 +36,8 @@ def test_every_key_that_is_printed_is_documented_and_no_other(flags: tuple[str, 
             for one in value if isinstance(value, list) else [value]:
                 assert set(one) <= set(report.INNER[key]), key
                 if key != "settings" or "--kv-cpu-blocks" in flags:
-                    assert set(one) == set(report.INNER[key]) - (COMPAT if key == "settings" else set()), key
+                    elsewhere = COMPAT | CONNECTED if key == "settings" else set()
+                    assert set(one) == set(report.INNER[key]) - elsewhere, key
         elif key in ("hit_blocks", "evicted_blocks"):
             assert set(value) == tiers
         elif key in ("moved_blocks", "moved_bytes"):

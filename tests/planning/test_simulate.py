@@ -109,11 +109,12 @@ def test_presets_copy_down_as_others_do() -> None:
     through = shown("--kv-offload-threshold", "0", *queued)
     assert shown("--offload-preset", "lmcache") == through
     assert shown("--offload-preset", "lmcache", "--kv-offload-threshold", "0.9") == shown(*queued) != through
-    prompts = shown("--kv-offload-threshold", "0", "--kv-offload-prompt-only", *queued)
+    by_request = ("--kv-offload-prompt-only", "--policy", "simple_lru", "--used-at-end", *queued)
+    prompts = shown("--kv-offload-threshold", "0", *by_request)
     assert shown("--offload-preset", "vllm") == prompts
     assert prompts["offloaded_blocks"] < through["offloaded_blocks"], "blocks of answers are left to the next turn"
     later = shown("--offload-preset", "vllm", "--kv-offload-threshold", "0.9")
-    assert later == shown("--kv-offload-prompt-only", *queued) != prompts
+    assert later == shown(*by_request) != prompts
     original = shown("--offload-preset", "original")
     assert original["offloaded_blocks"] < shown()["offloaded_blocks"]
 

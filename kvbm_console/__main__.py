@@ -1,0 +1,5 @@
+"""``python -m kvbm_console``: the program ``kvbm-console`` where its script is not on the path."""
+
+from kvbm_console.cli.main import main
+
+main()

@@ -167,9 +167,9 @@ def test_pip_takes_both_forms(tmp_path: Path) -> None:
         assert "Would install kvbm-console" in done.stdout
 
 
-def test_the_module_is_the_program() -> None:
+def test_the_module_is_the_program(tmp_path: Path) -> None:
     """``python -m kvbm_console`` where the script is not on the path."""
     for program in ([PROGRAM], [sys.executable, "-m", "kvbm_console"]):
         said = subprocess.run([*program, "status", "unix:/nowhere"], capture_output=True, text=True, check=False,
-                              env=environment(), timeout=DEADLINE_S)
+                              env=environment(tmp_path), timeout=DEADLINE_S)
         assert (said.returncode, said.stderr.startswith("kvbm-console: ")) == (3, True), said

@@ -242,7 +242,7 @@ class Desk:
         self.lints, self._stops = Lints(), Stops()
         if not self.looks_back and self._watched is not None:
             self.lints, self._stops = self._watched
-        self.order, self.warnings, self.forests = SlotOrder(), [], {}
+        self.order, self.warnings, self.forests = SlotOrder(), self.lints.warnings(self.mono()), {}
         self._linted, self._place = -LINT_EVERY_NS, -1
 
     def to_live(self) -> None:

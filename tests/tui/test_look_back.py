@@ -20,7 +20,15 @@ from kvbm_console.core.events import Event
 from kvbm_console.core.snapshots import digest
 from kvbm_console.recording.playback import Playback, RecordingFeed
 from kvbm_console.recording.reader import Recording
-from kvbm_console.stream.feed import BatchArrived, Connected, EventsArrived, FeedItem, GapSeen, SnapshotTaken
+from kvbm_console.stream.feed import (
+    BatchArrived,
+    Connected,
+    Disconnected,
+    EventsArrived,
+    FeedItem,
+    GapSeen,
+    SnapshotTaken,
+)
 from kvbm_console.wire.batches import UnreadBatch, pack_events
 from kvbm_console.wire.v1 import console_pb2 as pb
 from tests.server.daemons import daemon_at, published
@@ -221,6 +229,29 @@ async def test_right_returns_to_live_and_so_does_playing_to_the_end() -> None:
         desk.draw(80, 24)
         assert desk.mirror is now
         assert live.session.past is None
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("gone", [True, False], ids=["gone", "paused"])
+async def test_warnings_of_a_target_that_tells_no_more_are_there_again_after_a_look_back(gone: bool) -> None:
+    async with consoles(Recording.open(RECORDINGS / "thrash.mcap"), random.Random(1)) as (live, _):
+        desk, mono = live.desk, live.session.mono
+        assert isinstance(mono, Mono)
+        for _ in range(2):
+            desk.draw(80, 24)
+            mono.at_ns += 3 * S
+        shown = [warning.key for warning in desk.warnings]
+        if gone:
+            live.session.mirror.take(Disconnected("socket closed", None), mono.at_ns)
+        else:
+            press(desk, "space")
+        await back(live)
+        desk.draw(80, 24)
+        press(desk, "right")
+        screen = "\n".join(line.text for line in desk.draw(80, 24))
+        assert shown
+        assert [warning.key for warning in desk.warnings] == shown
+        assert "NEEDS YOU   1 caution" in screen
 
 
 @pytest.mark.asyncio

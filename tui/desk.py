@@ -188,6 +188,17 @@ class Desk:
         return self.height >= TALL_ROWS
 
     @property
+    def present(self) -> Mirror:
+        """The target as it is now, also while its past is shown."""
+        return self.live.mirror if self.looks_back else self.mirror
+
+    @property
+    def silent(self) -> bool:
+        """True if the target is gone, or has told nothing for so long that it may stand still."""
+        silence = self.present.progress.silence_ns(self.mono())
+        return self.present.disconnected is not None or (silence is not None and silence > STALE_NS)
+
+    @property
     def now_ns(self) -> int:
         """The target's time now."""
         return self.mirror.now_ns(self.mono())
@@ -380,47 +391,45 @@ class Desk:
             lines = [*fit(self.view.streamed(self, width, room - 1), room - 1), Row().put(LEVELS, "faint").line()]
         else:
             lines = fit(self.view.body(self, width, room), room)
-        if self._stale():
+        if self.silent and not self.recording:
             lines = [Line(tuple(Span(s.text, "stale") for s in line.spans), line.ground, line.zones) for line in lines]
         return [sentence, *lines] if sentence is not None else lines
 
     def retry_left(self) -> int | None:
         """Seconds until the next attempt to connect; None when there is none."""
-        gone = self.mirror.disconnected
+        gone = self.present.disconnected
         if gone is None or gone.retry_in_s is None:
             return None
-        passed = (self.mono() - self.mirror.mono_ns) / S
+        passed = (self.mono() - self.present.mono_ns) / S
         return max(0, int(gone.retry_in_s - passed + 0.999))
 
-    def _stale(self) -> bool:
-        if self.recording:
-            return False
-        silence = self.mirror.progress.silence_ns(self.mono())
-        return self.mirror.disconnected is not None or (silence is not None and silence > STALE_NS)
-
     def _pill(self) -> tuple[str, str]:
-        mono = self.mono()
-        if self.mirror.disconnected is not None or self.mirror.connected is None:
+        if not self.looks_back:
+            return self._live_pill()
+        pill, role = self._live_pill() if self.silent else ("LIVE", "pill.replay")
+        return f"{pill} −{duration(max(0, self.present.now_ns(self.mono()) - self.now_ns))}", role
+
+    def _live_pill(self) -> tuple[str, str]:
+        mono, mirror = self.mono(), self.present
+        if mirror.disconnected is not None or mirror.connected is None:
             left = self.retry_left()
-            if self.mirror.disconnected is None:
+            if mirror.disconnected is None:
                 return "CONNECTING", "pill.caution"
             return ("RETRY" if left is None else f"RETRY {left}s"), "pill.fault"
-        if self.looks_back:
-            return f"LIVE −{duration(max(0, self.live.mirror.now_ns(mono) - self.now_ns))}", "pill.replay"
-        if self.recording:
+        if mirror.connected.recording:
             return "REPLAY", "pill.replay"
-        if self.actions.paused:
-            return "PAUSED full" if self.actions.overflowed else "PAUSED", "pill.caution"
-        silence = self.mirror.progress.silence_ns(mono)
+        if self.live.paused:
+            return "PAUSED full" if self.live.overflowed else "PAUSED", "pill.caution"
+        silence = mirror.progress.silence_ns(mono)
         if silence is not None and silence > STALE_NS:
             return f"STALE {silence // S}s", "pill.caution"
-        lag = self.mirror.progress.lag_ns(self.mirror.next_seq, mono)
+        lag = mirror.progress.lag_ns(mirror.next_seq, mono)
         if lag > LAG_NS:
             return f"LIVE −{lag / S:.1f}s", "pill.caution"
-        if self.mirror.sampled:
-            one_in = self.mirror.coverage.one_in()
+        if mirror.sampled:
+            one_in = mirror.coverage.one_in()
             pill = "SAMPLED" if one_in is None else f"SAMPLED 1/{count(one_in)}"
-            age_ns = mono - self.mirror.facts_mono_ns
+            age_ns = mono - mirror.facts_mono_ns
             if one_in is None or age_ns >= S or self.width >= AGES_FROM:
                 pill += f" {age_ns / S:.1f}s"
             return pill, "pill.caution"
@@ -555,14 +564,14 @@ def banner(desk: Desk, width: int) -> Line | None:
 
 
 def _gone(desk: Desk, width: int) -> Line | None:
-    mirror = desk.mirror
+    mirror, state = desk.present, desk.mirror.state
     gone = mirror.disconnected
     if gone is None:
         return None
     since = desk.mono() - mirror.disconnected_mono_ns
     text = f"{'Daemon gone' if mirror.connected is not None else 'No daemon'} {since // S} s ago."
-    if mirror.state is not None:
-        text += f" Shown: seq {count(mirror.state.seq - 1)}, {desk.times.text(mirror.state.at_ns)}."
+    if state is not None:
+        text += f" Shown: seq {count(state.seq - 1)}, {desk.times.text(state.at_ns)}."
     left = desk.retry_left()
     if left is not None:
         text += f" Next try in {left} s.  r  now"

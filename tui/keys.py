@@ -88,8 +88,8 @@ def _everywhere(desk: Desk, key: str) -> None:
         case "e":
             _export(desk)
         case "r":
-            if desk.mirror.disconnected is not None:
-                desk.actions.retry()
+            if desk.present.disconnected is not None:
+                desk.live.retry()
                 desk.tell("trying now")
         case "," | "." | "<" | ">":
             transport_key(desk, key)
@@ -124,7 +124,7 @@ def _scrub(desk: Desk, ns: int) -> None:
     elif ns < 0:
         desk.actions.go_back(-ns, desk.show)
     else:
-        desk.tell("this is live; ← goes back", "muted")
+        desk.tell(f"{'nothing newer is known' if desk.silent else 'this is live'}; ← goes back", "muted")
 
 
 def _newest_hold(desk: Desk) -> None:

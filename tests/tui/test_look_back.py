@@ -255,6 +255,29 @@ async def test_warnings_of_a_target_that_tells_no_more_are_there_again_after_a_l
 
 
 @pytest.mark.asyncio
+async def test_a_look_back_does_not_hide_that_the_target_is_silent_or_gone() -> None:
+    async with consoles(Recording.open(RECORDINGS / "thrash.mcap"), random.Random(1)) as (live, _):
+        desk, mono, now = live.desk, live.session.mono, live.session.mirror
+        assert isinstance(mono, Mono)
+        await back(live)
+        assert desk.draw(80, 24)[0].text.startswith(" LIVE −3.01s ")
+        mono.at_ns += 4 * S
+        assert desk.draw(80, 24)[0].text.startswith(" STALE 4s −3.01s ")
+        now.take(Disconnected("socket closed", 3.0), mono.at_ns)
+        rows = [line.text for line in desk.draw(80, 24)]
+        assert rows[0].startswith(" RETRY 3s −3.01s ")
+        assert rows[2].startswith(f" Daemon gone 0 s ago. Shown: seq {desk.mirror.facts.seq - 1:,}, ")
+        assert rows[2].rstrip().endswith("Next try in 3 s.  r  now")
+        press(desk, "r")
+        assert "trying now" in desk.draw(80, 24)[-1].text
+        for _ in range(2):
+            press(desk, "right")
+        assert desk.mirror is now
+        assert "this is live" not in desk.draw(80, 24)[-1].text
+        assert "nothing newer is known; ← goes back" in desk.draw(80, 24)[-1].text
+
+
+@pytest.mark.asyncio
 async def test_keys_count_from_the_moment_that_was_asked_for_and_no_other_moment_is_shown(
     monkeypatch: pytest.MonkeyPatch
 ) -> None:

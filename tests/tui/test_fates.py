@@ -3,7 +3,9 @@
 Law of this file: a recount reads events alone. It keeps sets, lists and plain LRU orders, and asks no facts.
 """
 
+import re
 from collections import Counter, defaultdict
+from decimal import Decimal
 from pathlib import Path
 from typing import NamedTuple
 
@@ -283,6 +285,20 @@ def test_the_screen_tells_what_a_tier_took_and_gave(path: Path, size: tuple[int,
         saved = spent.found[worth.tier] * next(e.block_tokens for e in events if isinstance(e, ev.PoolKnown))
         if saved and spent.closed["tokens"]:
             assert duration(int(saved * spent.closed["ns"] / spent.closed["tokens"])) in row
+
+
+@pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
+def test_the_reasons_of_misses_add_up_to_the_misses(path: Path) -> None:
+    """A console that saw the whole run knows every reason, but that a load failed later."""
+    desk = desk_of(items=[], late_ns=0)
+    desk.mirror, _ = folded(path)
+    if desk.mirror.facts.totals.lost_blocks:
+        return
+    rows = everything(desk, 100, 24).splitlines()
+    row = next((row for row in rows if row.startswith(" misses ")), None)
+    miss = next((found[1] for row in rows if (found := re.search(r"miss (\d+\.\d)", row))), None)
+    if row is not None and miss is not None and "–" not in row:
+        assert sum(map(Decimal, re.findall(r"\d+\.\d", row))) == Decimal(miss), row
 
 
 def test_the_curve_says_what_doubling_a_tier_would_bring() -> None:

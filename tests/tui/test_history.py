@@ -22,6 +22,7 @@ from kvbm_console.stream.feed import Connected, Disconnected, EventsArrived, Pas
 from kvbm_console.stream.ring import Ring
 from recordings.screens.tape import RUN
 from tests.server.daemons import daemon_at
+from tests.tui.desks import desk_of, everything
 from tests.tui.script import S, ScriptedFeed, connected
 from tui import source
 from tui.model.history import take_past
@@ -106,6 +107,17 @@ def test_the_hit_rate_of_the_told_stretch_is_that_of_its_events() -> None:
     asked, hits = late(events, len(events), 8_192).flows.hit_shares(events[-1].at_ns, 1)
     assert (asked, hits) == (whole_asked, whole_hits)
     assert asked > 0
+
+
+def test_who_comes_late_is_told_of_how_many_misses_the_reasons_are_known() -> None:
+    events = tape()[1]
+    desk = desk_of(items=[], late_ns=0)
+    desk.mirror = late(events, len(events) - 2_000, 8_192)
+    asked, hits = desk.mirror.flows.hit_shares(desk.now_ns)
+    seen = sum(desk.mirror.fates.blocks) - sum(desk.mirror.fates.blocks[:4])
+    text = everything(desk, 120, 40)
+    assert 0 < seen < asked - sum(hits)
+    assert f" misses  of {seen:,} seen of {asked - sum(hits):,}  " in text
 
 
 def test_a_mirror_that_has_facts_learns_nothing_from_the_past() -> None:

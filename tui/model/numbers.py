@@ -196,13 +196,29 @@ def shares(parts: Sequence[int], whole: int) -> tuple[str, list[str], str]:
     if not whole:
         return UNKNOWN, [UNKNOWN] * len(parts), UNKNOWN
     total = sum(parts) * 1_000 // whole
+    return _tenths(total), _divided(parts, whole, total), _tenths(1_000 - total)
+
+
+def rest_shares(parts: Sequence[int], whole: int) -> list[str]:
+    """The parts of the rest of ``shares``, so that they add up to it as written.
+
+    >>> shares([410], 1001)[2], rest_shares([291, 300], 1001)
+    ('59.1', ['29.1', '30.0'])
+    """
+    return _divided(parts, whole, 1_000 - (whole - sum(parts)) * 1_000 // whole)
+
+
+def _divided(parts: Sequence[int], whole: int, total: int) -> list[str]:
+    """Each part in percent with a decimal; together ``total`` tenths."""
     floors = [part * 1_000 // whole for part in parts]
     order = sorted(range(len(parts)), key=lambda i: -(parts[i] * 1_000 % whole))
     for index in order[: total - sum(floors)]:
         floors[index] += 1
-    def text(tenths: int) -> str:
-        return f"{tenths // 10}.{tenths % 10}"
-    return text(total), [text(tenths) for tenths in floors], text(1_000 - total)
+    return [_tenths(tenths) for tenths in floors]
+
+
+def _tenths(tenths: int) -> str:
+    return f"{tenths // 10}.{tenths % 10}"
 
 
 def cut_middle(text: str, width: int) -> str:

@@ -14,7 +14,22 @@ from ..draw.frame import Hint
 from ..draw.spans import BLANK, Line, Row, Span
 from ..draw.table import MOVES, Table, moved
 from ..model.fates import Blame, Fate, Fates
-from ..model.numbers import UNKNOWN, S, brief, count, cut, cut_middle, duration, plain, plural, size, spoken, tenth
+from ..model.numbers import (
+    UNKNOWN,
+    S,
+    brief,
+    count,
+    cut,
+    cut_middle,
+    duration,
+    plain,
+    plural,
+    rest_shares,
+    shares,
+    size,
+    spoken,
+    tenth,
+)
 from ..model.series import window_text
 
 NAMES: Final = {
@@ -43,18 +58,24 @@ PAGE: Final = 10
 
 
 def fates_row(desk: Desk, width: int) -> Line:
-    """The misses of the last minute by their reasons, in percent of the blocks asked for."""
-    fates, now = desk.mirror.fates, desk.now_ns
-    totals = {fate: int(series.total(60, now)) for fate, series in fates.series.items()}
-    asked = sum(totals.values())
+    """The misses of the last minute by their reasons, in percent of the blocks asked for.
+
+    If this console did not see all of these misses, in percent of those that it saw, with their number.
+    """
+    series, now = desk.mirror.fates.series, desk.now_ns
+    seen = [int(series[fate].total(60, now)) for fate in MISSED]
+    asked, hits = desk.mirror.flows.hit_shares(now)
+    missed = asked - sum(hits)
     row = Row().put(" misses  ", "muted")
     if not asked:
         return row.put(UNKNOWN, "text").line("", width)
-    for fate in MISSED:
+    if sum(seen) != missed:
+        row.put(f"of {count(sum(seen))} seen of {count(missed)}  ", "muted")
+    parts = rest_shares(seen, asked) if sum(seen) == missed else shares(seen, sum(seen))[1]
+    for fate, blocks, part in zip(MISSED, seen, parts, strict=True):
         text = f"{NAMES[fate][0]} "
-        if totals[fate] and row.x + len(text) + 16 < width:
-            row.put(text, "muted").put(tenth(totals[fate], asked), ROLES[fate] if fate is Fate.EVICTED else "text")
-            row.put("  ")
+        if blocks and row.x + len(text) + 16 < width:
+            row.put(text, "muted").put(part, ROLES[fate] if fate is Fate.EVICTED else "text").put("  ")
     return row.put(" M", "key").put(" why", "muted").line("", width)
 
 

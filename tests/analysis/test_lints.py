@@ -616,5 +616,8 @@ def test_a_tier_that_thrashes_is_told_with_the_figure_of_the_screens() -> None:
     back(52, 4)
     (live,) = lint.findings(state, 5)
     assert (live.what, live.until_ns, live.seq) == ("thrash 15 %", None, 2)
+    assert live.because.startswith("150 of 1,000 blocks evicted in 1 s came back")
+    (later,) = lint.findings(state, 31 * SECOND_NS)
+    assert later.because.startswith("150 of 1,000 blocks evicted in 31 s came back")
     (ended,) = lint.findings(state, 5 + 60 * SECOND_NS)
     assert (ended.what, ended.until_ns) == ("thrash 98 %", 2)

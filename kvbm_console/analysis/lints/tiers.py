@@ -122,11 +122,15 @@ class Thrashing(Lint):
             if worst is None or finding.weight > worst.weight:
                 self._worst[tier] = finding
 
-    def _finding(self, tier: Tier, window: MinuteShare, seq: int, until_ns: int | None) -> Finding:
+    def _finding(
+        self, tier: Tier, window: MinuteShare, seq: int, at_ns: int, *, lasts: bool = False
+    ) -> Finding:
+        seconds = -(-max(1, at_ns - window.since_ns) // SECOND_NS)
         return self.finding(
             tier.name, f"thrash {window.percent} %",
-            f"{window.part:,} of {window.whole:,} evicted blocks came back; too small for this reuse",
-            seq=seq, since_ns=window.since_ns, until_ns=until_ns, count=window.part, weight=window.percent,
+            f"{window.part:,} of {window.whole:,} blocks evicted in {seconds} s came back; too small for this reuse",
+            seq=seq, since_ns=window.since_ns, until_ns=None if lasts else at_ns, count=window.part,
+            weight=window.percent,
         )
 
     def findings(self, state: CacheState | None, at_ns: int) -> Iterator[Finding]:
@@ -134,7 +138,7 @@ class Thrashing(Lint):
         for tier, worst in sorted(self._worst.items()):
             window = self._windows[tier]
             lasts = state is not None and window.fresh(at_ns) and window.above(THRASH_PERCENT, of=THRASH_BLOCKS)
-            yield self._finding(tier, window, worst.seq, None) if lasts else worst
+            yield self._finding(tier, window, worst.seq, at_ns, lasts=True) if lasts else worst
 
 
 class _Dropped(msgspec.Struct):

@@ -301,6 +301,13 @@ def test_the_reasons_of_misses_add_up_to_the_misses(path: Path) -> None:
         assert sum(map(Decimal, re.findall(r"\d+\.\d", row))) == Decimal(miss), row
 
 
+@pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
+def test_who_saw_the_whole_run_knows_every_price(path: Path) -> None:
+    """The time of a copy that failed is no price, so its blocks have none."""
+    mirror, _ = folded(path)
+    assert any(worth.about for worth in worth_of(mirror.facts, mirror.prices)) == bool(mirror.facts.totals.lost_blocks)
+
+
 def test_the_curve_says_what_doubling_a_tier_would_bring() -> None:
     mirror, events = folded(RECORDINGS / "screens" / "run.mcap")
     desk = desk_of(items=[], late_ns=0)

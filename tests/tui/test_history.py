@@ -1,6 +1,7 @@
 """Attaching to a target that was running before: its past as the daemon still has it, and nothing invented."""
 
 import asyncio
+import re
 import sys
 from functools import cache
 from pathlib import Path
@@ -118,6 +119,13 @@ def test_who_comes_late_is_told_of_how_many_misses_the_reasons_are_known() -> No
     text = everything(desk, 120, 40)
     assert 0 < seen < asked - sum(hits)
     assert f" misses  of {seen:,} seen of {asked - sum(hits):,}  " in text
+
+
+def test_times_at_prices_of_a_part_of_the_run_are_marked() -> None:
+    events = tape()[1]
+    desk = desk_of(items=[], late_ns=0)
+    desk.mirror = late(events, len(events) - 2_000, 8_192)
+    assert re.search(r" ~\S+ for ~\S+ of copies", everything(desk, 120, 40))
 
 
 def test_a_mirror_that_has_facts_learns_nothing_from_the_past() -> None:

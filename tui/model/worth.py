@@ -30,9 +30,12 @@ class Prices:
         self.prefill_tokens = 0
         self.wire_ns: defaultdict[Route, int] = defaultdict(int)
         self.wire_blocks: defaultdict[Route, int] = defaultdict(int)
+        self.lives = 0
+        """Requests that were seen from their beginning to their end."""
 
     def life_ended(self, life: Life) -> None:
         """Measure the stretches of a life in which it was prefilled from the beginning to the end."""
+        self.lives += bool(life.moves) and life.moves[0].seq is not None and not life.lost
         for move, following in zip(life.moves, life.moves[1:], strict=False):
             if (move.state, following.state) == (SlotState.PREFILLING, SlotState.DECODING):
                 tokens = following.computed_tokens - move.computed_tokens
@@ -61,6 +64,12 @@ class Prices:
         return blocks * self.wire_ns[route] / timed if timed else None
 
 
+    def whole(self, state: CacheState) -> bool:
+        """True if every request and every copy that ended since the run began was measured."""
+        return self.lives == state.totals.slots_opened - len(state.slots) and all(
+            self.wire_blocks[route] == state.totals.moved_blocks.get(route.label, 0) for route in Route)
+
+
 class TierWorth(msgspec.Struct, frozen=True):
     """Cost and gain of a tier since the run began."""
 
@@ -73,6 +82,8 @@ class TierWorth(msgspec.Struct, frozen=True):
     """Prompt tokens that admissions found in it, and that no engine computed again."""
     saved_ns: float | None
     copying_ns: float | None
+    about: bool = False
+    """True if the times are estimates, because the prices were measured in a part of the run."""
 
     @property
     def verdict(self) -> str:
@@ -88,7 +99,7 @@ class TierWorth(msgspec.Struct, frozen=True):
 
 def worth_of(state: CacheState, prices: Prices) -> list[TierWorth]:
     """The worth of each lower tier, near tiers first."""
-    totals = state.totals
+    totals, about = state.totals, not prices.whole(state)
     found = []
     for tier in sorted({pool.info.tier for pool in state.shown_pools} - {Tier.G1}):
         block_tokens = next(pool.info.block_tokens for pool in state.pools if pool.info.tier is tier)
@@ -101,6 +112,6 @@ def worth_of(state: CacheState, prices: Prices) -> list[TierWorth]:
         found.append(TierWorth(
             tier, sum(blocks[route] for route in into), sum(blocks[route] for route in out), tokens,
             None if token_ns is None else tokens * token_ns,
-            None if any(cost is None for cost in costs) else sum(cost or 0.0 for cost in costs),
+            None if any(cost is None for cost in costs) else sum(cost or 0.0 for cost in costs), about,
         ))
     return found

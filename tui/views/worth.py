@@ -61,9 +61,11 @@ def _short(found: list[TierWorth], prices: str) -> Line:
 
 
 def _seconds(worth: TierWorth) -> tuple[str, str]:
-    """Saved, and spent on copies."""
-    saved, copying = (None if ns is None else int(ns) for ns in (worth.saved_ns, worth.copying_ns))
-    return duration(saved), duration(copying)
+    """Saved, and spent on copies; ``~`` before estimates."""
+    about = "~" if worth.about else ""
+    saved, copying = (
+        duration(None) if ns is None else about + duration(int(ns)) for ns in (worth.saved_ns, worth.copying_ns))
+    return saved, copying
 
 
 def _role(worth: TierWorth) -> str:

@@ -8,10 +8,11 @@ import pytest
 
 from kvbm_console.core import events as ev
 from kvbm_console.core.config import BreakpointSpec
+from kvbm_console.core.ids import SlotState
 from kvbm_console.recording.reader import Recording
 from kvbm_console.stream.feed import EventsArrived, FeedItem, SnapshotTaken
 from tests.tui.desks import FakeActions, desk_of, everything, screen
-from tests.tui.script import Mono, S, Script, connected, story
+from tests.tui.script import BLOCK, Mono, S, Script, connected, story
 from tui.desk import BREAKS, HELP, LOG, OVERVIEW, RECORD, SLOT, TIERS, WARNINGS, WHAT_IF, WHY
 from tui.keys import press
 from tui.model.breaks import parse_breakpoint
@@ -123,6 +124,23 @@ def test_before_the_first_heartbeat_nobody_knows_whether_it_is_recorded() -> Non
     assert head.endswith("rec –")
     head = screen(desk_of(items=[*items, script.heartbeat(recorder=None, synced_age_ns=None)], late_ns=0))[0]
     assert head.endswith("rec off")
+
+
+def test_the_parts_of_a_prompt_add_up_to_its_full_blocks() -> None:
+    script = Script()
+    script.pools()
+    slot = script.open("chat-1", 12, 5)
+    script.admit(slot, (3, 0, 0, 0))
+    script.move(slot, SlotState.PREFILLING)
+    script.iterate((slot, 7 * BLOCK))
+    desk = desk_of(script, late_ns=0)
+    desk.select("chat-1")
+    desk.current = SLOT
+    shown = everything(desk)
+    assert "197 tokens, 12 full blocks" in shown
+    parts = re.search(r"G1 (\d+) +\S G2 (\d+) +\S G3 –.*computed (\d+) +\S+ to do (\d+)", shown)
+    assert parts is not None
+    assert sum(map(int, parts.groups())) == 12, parts
 
 
 def test_the_legend_of_a_prompt_is_whole_in_the_panel_beside_the_list() -> None:

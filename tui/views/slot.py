@@ -3,6 +3,8 @@
 Law of this file: states and operations share the axis. A wait names the request, then the thing, then the time.
 """
 
+from itertools import accumulate, pairwise
+
 from kvbm_console.analysis.lives import Life, Transfer
 from kvbm_console.analysis.waits import breakpoints_text
 from kvbm_console.core.events import Event
@@ -331,16 +333,17 @@ def _prompt(desk: Desk, life: Life, slot: SlotFacts | None, width: int) -> list[
     head.put(f"   {count(slot.prompt_tokens)} tokens, {plural(slot.prompt_blocks, 'full block')}", "muted")
     prompt = prompt_of(desk.mirror.state, slot)
     bar = Row().put(" ").spans(prompt_bar(prompt, width - 1, desk.glyphs))
-    size = prompt.block_tokens
+    ends = [tokens // prompt.block_tokens for tokens in accumulate((*prompt.found, prompt.computed, prompt.to_do))]
+    *found, computed, to_do = (end - begin for begin, end in pairwise((0, *ends)))
     present = {pool.info.tier for pool in desk.mirror.state.shown_pools}
     generated = max(0, prompt.reached - slot.prompt_tokens)
     for gap in ("   ", "  ", " "):  # the widest legend that fits whole
         legend = Row().put(" ")
         for tier in (Tier.G1, Tier.G2, Tier.G3):
-            known = str(prompt.found[tier - 1] // size) if tier in present else "–"
+            known = str(found[tier - 1]) if tier in present else "–"
             legend.put(desk.glyphs.prompt[tier], f"fill.{tier.name.lower()}").put(f" {tier.name} {known}{gap}", "muted")
-        legend.put(f"{desk.glyphs.computed} computed {prompt.computed // size}", "computed")
-        legend.put(f"{gap}{desk.glyphs.todo} to do {-(-prompt.to_do // size)}", "muted")
+        legend.put(f"{desk.glyphs.computed} computed {computed}", "computed")
+        legend.put(f"{gap}{desk.glyphs.todo} to do {to_do}", "muted")
         if generated:
             legend.put(f"{gap}+{count(generated)}{' generated' if gap == '   ' else ' gen'}", "muted")
         if legend.x <= width:

@@ -8,7 +8,7 @@ import pytest
 
 from kvbm_console.core import events as ev
 from kvbm_console.core.config import BreakpointSpec
-from kvbm_console.core.ids import SlotState
+from kvbm_console.core.ids import FinishReason, SlotState
 from kvbm_console.recording.reader import Recording
 from kvbm_console.stream.feed import EventsArrived, FeedItem, SnapshotTaken
 from tests.tui.desks import FakeActions, desk_of, everything, screen
@@ -141,6 +141,17 @@ def test_the_parts_of_a_prompt_add_up_to_its_full_blocks() -> None:
     parts = re.search(r"G1 (\d+) +\S G2 (\d+) +\S G3 –.*computed (\d+) +\S+ to do (\d+)", shown)
     assert parts is not None
     assert sum(map(int, parts.groups())) == 12, parts
+
+
+def test_a_request_that_still_copies_is_not_told_as_finished() -> None:
+    script = Script()
+    script.pools()
+    slot = script.run("chat-1")
+    script.plan(slot)
+    script.move(slot, SlotState.FINISHING, reason=FinishReason.STOP)
+    desk = desk_of(script, late_ns=0)
+    desk.current = RECORD
+    assert re.search(r"requests +1 +finished +0 ", everything(desk, 120, 40))
 
 
 def test_the_legend_of_a_prompt_is_whole_in_the_panel_beside_the_list() -> None:

@@ -252,8 +252,9 @@ def _totals(desk: Desk, width: int) -> list[Line]:
     totals: Totals = state.totals
     lines = [desk.title("TOTALS", "since the incarnation began")]
     told = not state.streams_only
+    finishing = sum(slot.reason is not None for slot in state.slots.values())
     counts = [
-        ("requests", told, totals.slots_opened), ("finished", told, sum(totals.finished)),
+        ("requests", told, totals.slots_opened), ("finished", told, sum(totals.finished) - finishing),
         ("preemptions", told, totals.preemptions), ("prompt blocks", told, totals.prompt_blocks),
         ("hit blocks", told, sum(totals.hit_blocks)), ("lost hits", told, totals.lost_blocks),
         ("evicted", True, sum(totals.evicted_blocks)), ("moved", told, sum(totals.moved_blocks.values())),

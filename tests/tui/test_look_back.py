@@ -319,6 +319,17 @@ async def test_the_events_of_the_past_are_spread_over_their_time() -> None:
 
 
 @pytest.mark.asyncio
+async def test_lost_events_are_not_told_as_kept() -> None:
+    tape = Recording.open(RECORDINGS / "gap.mcap")
+    lost = sum(gap.count for gap in tape.gaps)
+    async with consoles(tape, random.Random(7)) as (live, _):
+        live.desk.current = RECORD
+        shown = "\n".join(line.text for line in live.desk.draw(120, 40))
+        assert lost
+        assert f", {tape.last_seq - tape.first_seq + 1 - lost:,} events, 0 % of" in shown
+
+
+@pytest.mark.asyncio
 async def test_the_memory_is_bounded_and_the_oldest_events_go(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reel, "EVERY_EVENTS", 1_000)
     tape = Recording.open(RECORDINGS / "screens" / "run.mcap")

@@ -268,6 +268,11 @@ class Reel:
         return self.next_seq - 1
 
     @property
+    def kept_events(self) -> int:
+        """Events from the first to the newest without those that were lost between them."""
+        return sum(piece.end_seq - piece.first_seq for piece in self._pieces())
+
+    @property
     def first_ns(self) -> int:
         """The time of the oldest facts."""
         return self._groups[0].at_ns if self._groups else 0

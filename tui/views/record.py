@@ -226,7 +226,7 @@ def _past(desk: Desk) -> list[Line]:
     reel = desk.actions.reel
     if reel is None or not reel.begun:
         return []
-    kept = f"{duration(desk.now_ns - reel.first_ns)}, {plural(reel.last_seq - reel.first_seq + 1, 'event')}"
+    kept = f"{duration(desk.now_ns - reel.first_ns)}, {plural(reel.kept_events, 'event')}"
     row = Row().put(f" {desk.glyphs.keys('←')}", "key").to(16)
     row.put(f"{kept}, {reel.bytes * 100 // reel.bytes_max} % of {size(reel.bytes_max)}", "text")
     return [desk.title("LOOK BACK", "at what this console keeps"), row.line(), *([BLANK] if desk.tall else [])]

@@ -134,7 +134,7 @@ def test_transport_keys_of_a_recording() -> None:
     script = story()
     items: list[FeedItem] = [connected(recording=True, control=False), script.snapshot()]
     desk = desk_of(script, items=items, actions=FakeActions(transport), late_ns=0)
-    assert " PAUSED  00:00:07.000  seq 50 of 100  ━" in screen(desk)[-2]
+    assert " PAUSED  +00:00:07.000  seq 50 of 100  ━" in screen(desk)[-2]
     press(desk, "space")
     assert transport.playing
     assert "PLAY 1×" in screen(desk)[-2]

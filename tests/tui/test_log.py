@@ -39,7 +39,7 @@ def log_of(events: int, gap_ns: int) -> tuple[Desk, Script]:
 def test_equal_rows_fold_while_nobody_could_read_them_and_every_event_is_counted(width: int) -> None:
     desk, script = log_of(800, MS)
     rows = [row for row in screen(desk, width, 30)[3:-1] if row]
-    seqs = [int(re.search(r"([\d,]+)", row[13:]).group(1).replace(",", "")) for row in rows]  # type: ignore[union-attr]
+    seqs = [int(re.search(r"([\d,]+)", row[14:]).group(1).replace(",", "")) for row in rows]  # type: ignore[union-attr]
     more = [int(found.group(1)) if (found := re.search(r"\+(\d+)  ", row)) else 0 for row in rows]
     assert max(more) == 2
     for (before, after), folded in zip(itertools.pairwise(seqs), more[1:], strict=True):

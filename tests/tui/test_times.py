@@ -38,13 +38,14 @@ def test_a_time_of_day_is_that_of_the_standard_library(at_ns: int, utc: bool) ->
 def test_before_the_first_heartbeat_a_live_target_tells_no_time_of_day() -> None:
     times = Times(utc=True)
     times.look(ANCHOR, False, None, 0, ANCHOR)
-    assert times.head(S) == "engine 00:00:01"
+    assert times.head(S) == "engine +00:00:01"
 
 
 def test_without_an_anchor_it_is_the_engines_own_time_and_says_so() -> None:
     times = Times()
     times.look(None, False, None, 0, 5 * S)
-    assert times.head(3_723 * S) == "engine 01:02:03"
+    assert times.head(3_723 * S) == "engine +01:02:03"
+    assert times.text(3_723 * S, millis=True) == "+01:02:03.000"
     assert times.whole(3 * S + 4_000) == "engine 3.000004 s"
 
 
@@ -112,6 +113,6 @@ def test_the_log_and_the_head_tell_the_same_wall(size: tuple[int, int]) -> None:
     if size[0] >= 120:
         assert f"{at:%H:%M:%S}Z" in rows[0]
     rows = desk_at(ANCHOR, ANCHOR + 4_000 * S, size)
-    assert "00:00:40.000 " in next(row for row in rows if "slot opened" in row)
+    assert "+00:00:40.000 " in next(row for row in rows if "slot opened" in row)
     if size[0] >= 120:
-        assert "engine 00:00:40" in rows[0]
+        assert "engine +00:00:40" in rows[0]

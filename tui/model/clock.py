@@ -190,10 +190,10 @@ class Times:
             return None  # an anchor of a far century
 
     def text(self, at_ns: int, *, millis: bool = False) -> str:
-        """``HH:MM:SS``, and ``.mmm`` for events: the time of day, else the time since the engine began."""
+        """``HH:MM:SS``, and ``.mmm`` for events: the time of day, else with a ``+`` the time since the engine began."""
         at = self._at(at_ns)
         if at is None:
-            return clock(at_ns, millis=millis)
+            return f"+{clock(at_ns, millis=millis)}"
         text = f"{at:%H:%M:%S}"
         if millis:
             assert self._anchor is not None
@@ -204,7 +204,7 @@ class Times:
         """The time for the status row; a time that is no time of day is named ``engine``."""
         at = self._at(at_ns)
         if at is None:
-            return f"engine {clock(at_ns)}"
+            return f"engine {self.text(at_ns)}"
         return f"{at:%Y-%m-%d} {self.text(at_ns)}" if date else self.text(at_ns)
 
     def whole(self, at_ns: int) -> str:

@@ -178,6 +178,7 @@ class Log(View):
         ("kind", "what became true; a chosen event has its class name below, which filters take"),
         ("stimulus", "number of the call that caused it: events with an equal number happened at once"),
         ("op", "a copy; a candidate is a planned copy"),
+        ("+00:", "time since the engine began, where the time of day is not known"),
     )
 
     def __init__(self) -> None:

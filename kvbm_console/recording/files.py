@@ -16,7 +16,7 @@ from typing import Final
 
 from kvbm_console.core.errors import RecordingError, UsageError
 from kvbm_console.recording import format as fmt
-from kvbm_console.recording.format import About, Frame
+from kvbm_console.recording.format import About, Frame, Gap
 from kvbm_console.recording.scan import map_file, scan
 
 LOCK_NAME: Final = "lock"
@@ -196,6 +196,8 @@ class SegmentWriter:
         """Another process has removed or cut the file: appended frames are gone."""
         self.moved = False
         """It stands elsewhere by now, whole: the next segment begins where readers look for it."""
+        self.gaps: list[Gap] = []
+        """Gaps that were written to it."""
         try:
             self.size = write_all(self.file, [fmt.encode_preamble(about)])
         except OSError:

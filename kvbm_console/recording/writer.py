@@ -523,7 +523,9 @@ class Recorder:
         return len(fmt.encode_preamble(about)) + sum(len(data) + FRAME_HEAD_BYTES for *_, data in frames)
 
     def _append_gap(self, segment: SegmentWriter, last: int) -> None:
-        self._append_mark(segment, Gap(self._next_seq, last, self._reason or "the writer fell behind"))
+        gap = Gap(self._next_seq, last, self._reason or "the writer fell behind")
+        self._append_mark(segment, gap)
+        segment.gaps.append(gap)
 
     def _append_mark(self, segment: SegmentWriter, mark: Mark) -> None:
         count = mark.count if isinstance(mark, Gap) else 0
@@ -609,11 +611,10 @@ class Recorder:
             with self._asking():
                 new = SegmentWriter(self.directory, about, self._open_file)
             try:
-                # While rotations were refused, the segment or its keyframe has grown beyond what was left for the
-                # next: it is the oldest now, and goes.
-                if not fits and not self._retained(size):
-                    raise self._keep_reached()
-                self._append_keyframe(new, item, frames)
+                if fits:
+                    self._append_keyframe(new, item, frames)
+                else:
+                    self._take_place(new, item, frames, size)
             except BaseException:
                 self._next_seq = began
                 new.discard()
@@ -642,6 +643,25 @@ class Recorder:
                 self._append_mark(new, failed)
         return True
 
+    def _take_place(self, new: SegmentWriter, item: Key, frames: list[_Entry], size: int) -> None:
+        """Begin the next segment in place of this one. While rotations were refused, this one or its keyframe has grown
+        beyond what was left for the next: it is the oldest now, and goes."""
+        old, fits = self._segment, self._retained(size)
+        try:
+            old.file.check(old.size)
+        except OSError:
+            old.broken = old.changed = True  # if the next cannot begin, what was acknowledged is counted as lost
+        if not fits:
+            raise self._keep_reached()
+        try:
+            self._append_keyframe(new, item, frames)
+        except OSError:
+            if not old.changed:
+                raise
+            with contextlib.suppress(OSError):
+                old.file.truncate(0)  # a full disk does not have the room of a removed file that is still open
+            self._append_keyframe(new, item, frames)
+
     def _lose(self, error: Exception) -> None:
         self._down = True
         self._loss += 1
@@ -654,7 +674,9 @@ class Recorder:
             # Acknowledged events are gone. They are counted now, and the next segment begins with a gap over them.
             self._segment.changed = False
             survivor = self._segment.survivors()
-            self._lost += self._next_seq - survivor
+            self._lost += self._next_seq - survivor - sum(
+                max(0, gap.last + 1 - max(gap.first, survivor)) for gap in self._segment.gaps  # counted already
+            )
             self._next_seq = survivor
             self.written_seq = survivor - 1
 

@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -653,3 +654,98 @@ def test_rotations_that_are_refused_for_long_leave_room_for_the_one_that_is_not(
     assert status.segment > 2
     recorder.close()
     assert Recording.open(tmp_path).last_seq == log.state.seq - 1
+
+
+# --- a segment that makes way for the next ----------------------------------------------------------------------------
+
+
+class FullDisk:
+    """A disk of ``room`` bytes, which a removed file leaves only when it is empty or closed."""
+
+    def __init__(self) -> None:
+        self.room = 10**9
+        self.refused = False
+        """True while no file can be opened."""
+        self.broken = False
+        """True while the disk takes nothing large."""
+        self._sizes: dict[SegmentFile, int] = {}
+
+    def open(self, path: Path) -> SegmentFile:
+        """A new file on it."""
+        if self.refused:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        disk, sizes = self, self._sizes
+
+        class File(SegmentFile):
+            def writev(self, buffers: Any) -> int:
+                size = sum(map(len, buffers))
+                if sum(sizes.values()) + size > disk.room or (disk.broken and size > 10_000):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                taken = super().writev(buffers)
+                sizes[self] = sizes.get(self, 0) + taken
+                return taken
+
+            def truncate(self, size: int) -> None:
+                super().truncate(size)
+                sizes[self] = size
+
+            def close(self) -> None:
+                super().close()
+                sizes.pop(self, None)
+
+        return File(path)
+
+    @property
+    def used(self) -> int:
+        """Bytes of all open files, removed ones included."""
+        return sum(self._sizes.values())
+
+
+def refused_for_long(tmp_path: Path) -> tuple[Recorder, Log, FullDisk, Callable[[], None]]:
+    """A recorder whose rotations were refused for so long that its segment and a grown keyframe no longer fit."""
+    disk, clock, log, keyframe_bytes = FullDisk(), FakeClock(), Log(), 60_000
+    recorder = recorder_of(
+        log, tmp_path, keyframe=lambda: (*log.keyframe()[:2], b"\xc4" * keyframe_bytes), open_file=disk.open,
+        clock=clock, segment_bytes=100_000, retention=Retention(keep_bytes=400_000), segment_ns=10**15,
+    )
+
+    def go_on() -> None:
+        clock.now_ns += 10**9
+        record(recorder, log, 100, "x" * 40)
+
+    go_on()
+    disk.refused, keyframe_bytes = True, 150_000
+    for _ in range(100):
+        go_on()
+    assert recorder.status().reason == "no new segment can begin: Too many open files"
+    disk.refused = False
+    return recorder, log, disk, go_on
+
+
+def test_a_full_disk_has_room_for_the_segment_that_another_made_way_for(tmp_path: Path) -> None:
+    recorder, log, disk, go_on = refused_for_long(tmp_path / "run")
+    disk.room = disk.used + 20_000
+    for _ in range(3):
+        go_on()
+    status = recorder.status()
+    assert (status.state, status.reason, status.removed_segments) == ("recording", None, 1)
+    assert status.written_seq == log.state.seq - 1
+    recorder.close()
+    recording = Recording.open(tmp_path / "run")
+    assert recording.last_seq == log.state.seq - 1
+
+
+def test_a_segment_that_made_way_for_none_is_told_with_the_reason_of_the_disk(tmp_path: Path) -> None:
+    """The daemon removed it itself, so it must not say that another did."""
+    recorder, log, disk, go_on = refused_for_long(tmp_path / "run")
+    disk.broken = True
+    for _ in range(3):
+        go_on()
+    status = recorder.status()
+    assert (status.state, status.reason) == ("degraded", "No space left on device")
+    assert (status.written_seq, status.not_recorded) == (-1, log.state.seq)
+    disk.broken = False
+    for _ in range(30):
+        go_on()
+    assert recorder.status().state == "recording"
+    recorder.close()

@@ -300,7 +300,7 @@ class ConsoleApp(App[int]):
     def _wheel(self, key: str) -> None:
         if self.desk.prompt is None:
             for _ in range(3):
-                self.desk.view.press(self.desk, key)
+                self.desk.press(key)
             self.draw()
 
 

@@ -226,6 +226,19 @@ class Desk:
         """True if keys that act on the target work."""
         return self.actions.control and not self.read_only and not self.recording
 
+    @property
+    def hints(self) -> list[Hint]:
+        """Keys that work here and now, the most useful first."""
+        state = self.mirror.state
+        if state is None:
+            return [(":", "commands")]
+        hidden = self.view.needs_requests and blocks_only(state)
+        return [(":", "commands"), ("e", "export")] if hidden else self.view.hints(self)
+
+    def press(self, key: str) -> bool:
+        """True if the view took the key. Before the first facts no view is on the screen, and none takes a key."""
+        return self.mirror.state is not None and self.view.press(self, key)
+
     def title(self, name: str, rest: str = "") -> Line:
         """The title of a section."""
         spans = [Span(" ", "text"), Span(name, "title")]
@@ -501,10 +514,7 @@ class Desk:
         stop = self._stops.text(self.mirror, mono)
         if stop is not None:
             return frame.notice_line(stop, "held", width, hint=("H", "go there"))
-        state = self.mirror.state
-        hidden = self.view.needs_requests and state is not None and blocks_only(state)
-        mine = [(":", "commands"), ("e", "export")] if hidden else self.view.hints(self)
-        hints = [(self.glyphs.keys(key), word) for key, word in mine]
+        hints = [(self.glyphs.keys(key), word) for key, word in self.hints]
         return frame.keys_line(tuple(hints), width)
 
     def _watch(self) -> None:

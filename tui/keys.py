@@ -37,7 +37,7 @@ def press(desk: Desk, key: str) -> None:
         desk.help = False
         if key in ("?", "escape", "enter"):
             return
-    if desk.view.press(desk, key):
+    if desk.press(key):
         return
     _everywhere(desk, key)
 
@@ -226,8 +226,10 @@ def _copy(desk: Desk) -> None:
 
 
 def _export(desk: Desk) -> None:
-    seq = desk.mirror.state.seq - 1 if desk.mirror.state is not None else 0
-    name = f"kvbm-console-{NAMES[desk.current].lower()}-{max(0, seq)}"
+    if desk.mirror.state is None:
+        desk.tell("nothing is known yet", "muted")
+        return
+    name = f"kvbm-console-{NAMES[desk.current].lower()}-{max(0, desk.mirror.state.seq - 1)}"
     desk.actions.export(name, desk.view.rows(desk), desk.view.picture(desk))
 
 
@@ -295,8 +297,8 @@ def act(desk: Desk, action: Action, x: int) -> None:
                 span = playback.last_seq - playback.first_seq
                 playback.seek(playback.first_seq + span * (x - start) // (cells - 1))
         case ("row", int(row)):
-            desk.view.press(desk, f"row:{row}")
+            desk.press(f"row:{row}")
         case ("sort", str(name)):
-            desk.view.press(desk, f"sort:{name}")
+            desk.press(f"sort:{name}")
         case ("target", int(number)):
             desk.actions.show_target(number)

@@ -25,7 +25,7 @@ from kvbm_console.core.events import PoolKnown
 from kvbm_console.core.ids import Authority, SlotState, Tier
 from kvbm_console.planning.what_if import Counterfactual, Remedy, ReplayedRequest, Trouble
 from kvbm_console.recording.reader import Recording
-from kvbm_console.stream.feed import Disconnected, FeedItem
+from kvbm_console.stream.feed import Disconnected, FeedItem, PastSeen
 from kvbm_console.stream.verbs import Verb
 from tests.tui.desks import FakeActions, FakeTransport, desk_of
 from tests.tui.script import Mono, S, Script, connected, story
@@ -34,6 +34,7 @@ from tui.app import ConsoleApp
 from tui.desk import Desk
 from tui.draw.frame import NAMES
 from tui.draw.table import MOVES
+from tui.keys import press
 from tui.model.places import Mark
 from tui.source import TargetSession
 
@@ -312,6 +313,27 @@ async def test_every_key_that_works_everywhere_does_what_it_says(recording: bool
             if seen(desk, actions) == was or not any(wanted in one for one in [*shown, *asked(actions)]):
                 wrong.append(f"{key}: {asked(actions)}, {shown[-1].strip()}")
     assert "\n".join(wrong) == ""
+
+
+NOTHING_YET: Final[dict[str, list[FeedItem]]] = {
+    "connecting": [], "connected": [connected()], "reading": [connected(recording=True, control=False)],
+    "gone": [Disconnected("nobody listens", 3.0)],
+    "past": [connected(), PastSeen(story().events, story().state)],
+}
+"""What a console may have heard before the first facts."""
+
+
+@pytest.mark.parametrize("heard", NOTHING_YET)
+def test_no_key_of_any_view_fails_before_the_first_facts(heard: str) -> None:
+    keys = keys_in("keys.py", "_everywhere") | debugging.KEYS | {key for _, key in of_views()}
+    actions = FakeActions(FakeTransport() if heard == "reading" else None)
+    desk = desk_of(items=NOTHING_YET[heard], actions=actions, late_ns=0)
+    for view in range(len(FILES)):
+        for key in sorted(keys):
+            desk.current, desk.prompt = view, None
+            press(desk, key)
+            assert len(desk.draw(*SIZE)) == SIZE[1]
+    assert all(call[0] != "export" for call in actions.calls if isinstance(call, tuple)), "there is no view to export"
 
 
 TYPED: Final = {"right": ("left",), "end": ("left",), "ctrl+e": ("left",), "delete": ("left",), "down": ("up", "up")}

@@ -60,7 +60,7 @@ class Help(View):
         """Two columns with the keys of this view and of all views, the words of the view, then the colours."""
         mine = [("↑ ↓", "choose a warning")] if desk.current == OVERVIEW else [
             ("↑ ↓ j k", "move"), ("g G", "first, last")]
-        mine += [hint for hint in desk.view.hints(desk) if hint not in mine]
+        mine += [hint for hint in desk.hints if hint not in mine]
         name = NAMES[desk.current]
         lines = [Row().put(f" {name.upper()}", "title").to(41).put("EVERYWHERE", "title")
                  .line("" if desk.tall else "bar")]

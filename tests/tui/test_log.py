@@ -186,3 +186,16 @@ def test_a_kind_has_the_colour_of_its_meaning() -> None:
     assert roles["IterationAdvanced"] == "faint"
     moves = {kind_role(event, desk.mirror) for event in desk.mirror.log if isinstance(event, SlotMoved)}
     assert {"state.prefilling", "state.decoding"} <= moves
+
+
+def test_a_cause_that_the_filter_hides_is_told() -> None:
+    for text in ('request = "nosuch"', "kind = IterationAdvanced"):
+        desk = desk_of()
+        desk.filters[LOG] = Filter.parse(text, EVENTS)
+        for key in ("9", "2", "down", "["):
+            press(desk, key)
+            rows = screen(desk, 80, 24)
+        assert desk.event is not None
+        assert rows[-1] == f" seq {desk.event:,} is hidden by the filter of the log; esc clears it"
+        press(desk, "escape")
+        assert f" seq {desk.event:,}  " in "\n".join(screen(desk, 80, 24)), "the event stays chosen"

@@ -418,7 +418,10 @@ class Log(View):
         trail = self._trail(desk)
         events = trail.events(seq)
         at = index_at(events, seq)
-        self.last_seq = events[max(at, min(len(events) - 1, max(at + below // 2, self.page - 1)))].seq
+        last = max(at, min(len(events) - 1, max(at + below // 2, self.page - 1)))
+        self.last_seq = events[last].seq if events else seq
+        if at < 0 or events[at].seq != seq:
+            desk.tell(f"seq {count(seq)} is hidden by the filter of the log; esc clears it", "muted")
 
     def _stand(self, trail: Trail, events: Sequence[Event], at: int) -> None:
         """Put the event of this index on the last row, or the nearest event with a page before it."""

@@ -11,13 +11,14 @@ from kvbm_console.core.ids import Authority, SlotState, Tier
 from kvbm_console.core.state import CacheState
 from kvbm_console.stream.document import tier_row
 from kvbm_console.stream.feed import Disconnected, EventsArrived, FeedItem, GapSeen, SnapshotTaken
-from tests.tui.desks import FakeActions, desk_of, everything, screen
+from tests.tui.desks import FakeActions, FakeTransport, desk_of, everything, screen
 from tests.tui.script import MS, Mono, S, Script, connected, opening, story
 from tui.desk import BREAKS, FAST_HZ, LOG, RECORD, SLOT, SLOTS, TIERS, TIMELINE, TRANSFERS, Desk
 from tui.draw import frame
 from tui.draw.spans import Line
 from tui.keys import press
 from tui.model.filters import Filter
+from tui.model.places import Mark
 from tui.model.slots import SlotOrder
 from tui.model.timeline import LIVES, LifeOrder
 from tui.model.waits import sentences
@@ -618,3 +619,17 @@ def test_own_tiers_that_no_engine_uses_are_not_shown_beside_a_watched_engine(aut
     tier = tier_row(script.state, Tier.G2)
     assert tier["capacity_blocks"] == (160 if uses else 32)
     assert tier_row(script.state, Tier.G3)["capacity_blocks"] == (256 if uses else 0)
+
+
+def test_the_chosen_mark_may_go_while_nothing_is_drawn() -> None:
+    actions = FakeActions(FakeTransport())
+    desk = desk_of(items=[connected(recording=True, control=False), story().snapshot()], actions=actions)
+    desk.current = RECORD
+    for seq in (5, 9):
+        desk.marks.toggle(Mark(seq, seq * S))
+    press(desk, "G")
+    desk.draw(50, 12)
+    for key in ("x", "enter"):
+        press(desk, key)
+    assert actions.playback is not None
+    assert actions.playback.calls == [("seek", 5)], "the mark that is left"

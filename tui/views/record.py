@@ -178,6 +178,7 @@ class Record(View):
         total = len(findings) + len(marks)
         if not total:
             return False
+        self.at = min(self.at, total - 1)  # a place may go while nothing is drawn
         if key in MOVES:
             self.at = moved(self.at, key, total, MARKS_SHOWN)
         elif key == "enter":
@@ -185,7 +186,7 @@ class Record(View):
         elif key == "x" and self.at >= len(findings):
             desk.marks.toggle(marks[self.at - len(findings)])
         elif key.startswith("row:"):
-            self.at = int(key[4:])
+            self.at = min(int(key[4:]), total - 1)
             self._go(desk)
         else:
             return False

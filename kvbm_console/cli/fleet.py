@@ -109,7 +109,8 @@ async def fleet_of(names: Sequence[str]) -> "Callable[[], FleetView]":
 
 
 async def screen(fleet: "Callable[[], FleetView]") -> int:
-    """The fleet on the screen, and the consoles of the daemons that are opened from it."""
+    """The fleet on the screen, and the consoles of the daemons that are opened from it. Returns the exit status: that
+    of a console that failed or was told to end, which ends the fleet too."""
     from kvbm_console.cli.ask import check_target
     from kvbm_console.cli.attach import console
     from tui.app import choose_ascii, choose_theme
@@ -120,9 +121,10 @@ async def screen(fleet: "Callable[[], FleetView]") -> int:
 
     while True:
         async with fleet() as asked:
-            row = await FleetApp(asked, desk, theme=theme, ascii_only=ascii_only).run_async()
+            app = FleetApp(asked, desk, theme=theme, ascii_only=ascii_only)
+            row = await app.run_async()
         if row is None:
-            return 0
+            return app.return_code or 0
         opened: str | BrokerAddress = row.opens
         stream = asked.stream_of(row)
         if stream is not None:
@@ -130,7 +132,9 @@ async def screen(fleet: "Callable[[], FleetView]") -> int:
                 await check_target(row.opens)
             except KvbmConsoleError:  # no route to it, or it is gone: the broker has its events
                 opened = stream
-        await console([opened])
+        status = await console([opened])
+        if status:
+            return status
 
 
 async def addresses(names: Sequence[str]) -> list[str]:

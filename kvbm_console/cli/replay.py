@@ -79,7 +79,7 @@ def replay(
         slot = recording.state_at(recording.last_seq if at_seq is None else at_seq).slots.get(position.slot)
         request = None if slot is None else slot.request
     view = SLOT if request is not None else OVERVIEW if begins or follow else RECORD
-    run_console(session, view=view, request=request, **look)
+    raise SystemExit(run_console(session, view=view, request=request, **look))
 
 
 def hit_finder(path: Path, run: str) -> "Callable[[Sequence[BreakpointSpec]], Awaitable[list[int]]]":

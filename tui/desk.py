@@ -579,7 +579,7 @@ def _gone(desk: Desk, width: int) -> Line | None:
     if gone is None:
         return None
     since = desk.mono() - mirror.disconnected_mono_ns
-    text = f"{'Daemon gone' if mirror.connected is not None else 'No daemon'} {since // S} s ago."
+    text = f"{'Daemon gone' if mirror.connected is not None else 'No daemon answered'} {since // S} s ago."
     if state is not None:
         text += f" Shown: seq {count(state.seq - 1)}, {desk.times.text(state.at_ns)}."
     left = desk.retry_left()

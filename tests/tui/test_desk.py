@@ -174,8 +174,8 @@ def test_before_the_first_request_and_before_the_daemon() -> None:
         assert "No request" not in text
         script.emit(ev.PoolKnown, *pool)
     assert "No request yet. Connected to chat-prod, run 7, iteration 0." in everything(desk_of(script))
-    desk = desk_of(items=[Disconnected("nobody listens", 1.0)])
-    assert "No daemon" in everything(desk)
+    desk = desk_of(items=[Disconnected("nobody listens", 1.0)], late_ns=0)
+    assert screen(desk)[2] == " No daemon answered 0 s ago. Next try in 1 s.  r  now"
 
 
 # --- views -----------------------------------------------------------------------------------------------------------

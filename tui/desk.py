@@ -398,7 +398,8 @@ class Desk:
         sentence = banner(self, width)
         state = self.mirror.state
         if state is None:
-            return [sentence] if sentence is not None else [Line((Span(" Connecting …", "muted"),))]
+            waits = " Reading …" if self.actions.playback is not None else " Connecting …"
+            return [sentence if sentence is not None else Line((Span(waits, "muted"),))]
         room = height - (sentence is not None)
         if self.view.needs_requests and blocks_only(state):
             lines = [*fit(self.view.streamed(self, width, room - 1), room - 1), Row().put(LEVELS, "faint").line()]
@@ -427,7 +428,7 @@ class Desk:
         if mirror.disconnected is not None or mirror.connected is None:
             left = self.retry_left()
             if mirror.disconnected is None:
-                return "CONNECTING", "pill.caution"
+                return "CONNECTING" if self.live.playback is None else "READING", "pill.caution"
             return ("RETRY" if left is None else f"RETRY {left}s"), "pill.fault"
         if mirror.connected.recording:
             return "REPLAY", "pill.replay"

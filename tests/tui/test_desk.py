@@ -178,6 +178,14 @@ def test_before_the_first_request_and_before_the_daemon() -> None:
     assert screen(desk)[2] == " No daemon answered 0 s ago. Next try in 1 s.  r  now"
 
 
+def test_a_recording_is_read_and_not_connected_to() -> None:
+    for items in ([], [connected(recording=True, control=False)]):
+        rows = screen(desk_of(items=items, actions=FakeActions(FakeTransport()), late_ns=0))
+        assert rows[2] == " Reading …"
+        assert "CONNECTING" not in rows[0]
+    assert screen(desk_of(items=[], late_ns=0))[2] == " Connecting …"
+
+
 # --- views -----------------------------------------------------------------------------------------------------------
 
 

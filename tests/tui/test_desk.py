@@ -13,7 +13,7 @@ from kvbm_console.stream.document import tier_row
 from kvbm_console.stream.feed import Disconnected, EventsArrived, FeedItem, GapSeen, SnapshotTaken
 from tests.tui.desks import FakeActions, FakeTransport, desk_of, everything, screen
 from tests.tui.script import MS, Mono, S, Script, connected, opening, story
-from tui.desk import BREAKS, FAST_HZ, LOG, RECORD, SLOT, SLOTS, TIERS, TIMELINE, TRANSFERS, Desk
+from tui.desk import BREAKS, FAST_HZ, LOG, RECORD, SLOT, SLOTS, TIERS, TIMELINE, TRANSFERS, WARNINGS, Desk
 from tui.draw import frame
 from tui.draw.spans import Line
 from tui.keys import press
@@ -641,3 +641,21 @@ def test_the_chosen_mark_may_go_while_nothing_is_drawn() -> None:
         press(desk, key)
     assert actions.playback is not None
     assert actions.playback.calls == [("seek", 5)], "the mark that is left"
+
+
+def test_enter_is_offered_where_it_goes_somewhere() -> None:
+    tape: list[FeedItem] = [connected(recording=True, control=False), story().snapshot()]
+    for items in (None, tape):
+        desk = desk_of(items=items, actions=FakeActions(FakeTransport() if items else None))
+        desk.current = RECORD
+        assert "enter" not in dict(desk.hints)
+        desk.marks.toggle(Mark(5, 5 * S))
+        assert "enter" in dict(desk.hints)
+    quiet = desk_of(Script())
+    quiet.current = WARNINGS
+    assert not quiet.warnings
+    assert "enter" not in dict(quiet.hints)
+    assert dict(quiet.hints)["↑↓"] == "scroll"
+    desk = desk_of()
+    desk.current = WARNINGS
+    assert dict(desk.hints)["enter"] == "go there"

@@ -167,10 +167,13 @@ class Record(View):
         return lines
 
     def hints(self, desk: Desk) -> list[Hint]:
+        marked = bool(desk.marks.places)
         if not desk.recording:
-            return [("←", "look back"), ("m", "mark"), ("enter", "to the mark"), ("space", "pause view")]
-        return [("enter", "go there"), ("space", "play"), (",.", "event back, on"), ("<>", "slower, faster"),
-                ("c", "next hit"), ("C", "previous hit"), ("m", "mark"), (":", "seek")]
+            return [("←", "look back"), ("m", "mark"), *([("enter", "to the mark")] if marked else []),
+                    ("space", "pause view")]
+        places = marked or desk.actions.index.findings
+        return [*([("enter", "go there")] if places else []), ("space", "play"), (",.", "event back, on"),
+                ("<>", "slower, faster"), ("c", "next hit"), ("C", "previous hit"), ("m", "mark"), (":", "seek")]
 
     def press(self, desk: Desk, key: str) -> bool:
         """Choose a finding or a bookmark, and go there."""

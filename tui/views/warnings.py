@@ -127,7 +127,9 @@ class Warnings(View):
         return row.line("" if desk.tall else "bar", width)
 
     def hints(self, desk: Desk) -> list[Hint]:
-        hints = [("enter", "go there"), ("↑↓", "choose"), ("/", "filter")]
+        listed = bool(self.listed(desk))
+        hints = [*([("enter", "go there")] if listed else []), ("↑↓", "choose" if listed else "scroll"),
+                 ("/", "filter")]
         return [*hints, *([("c", "continue")] if desk.may_control else []), ("e", "export")]
 
     def press(self, desk: Desk, key: str) -> bool:

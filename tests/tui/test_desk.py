@@ -659,3 +659,12 @@ def test_enter_is_offered_where_it_goes_somewhere() -> None:
     desk = desk_of()
     desk.current = WARNINGS
     assert dict(desk.hints)["enter"] == "go there"
+
+
+def test_a_click_on_a_word_of_the_key_row_is_its_key() -> None:
+    for width in (60, 80, 120):
+        line = frame.keys_line((("enter", "open"),), width)
+        for text, key in (("help", "?"), ("quit", "q"), ("open", "enter")):
+            cells = range(line.text.index(text), line.text.index(text) + len(text))
+            assert all(any(zone.start <= x < zone.end and zone.action == ("key", key) for zone in line.zones)
+                       for x in cells)

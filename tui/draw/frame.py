@@ -191,7 +191,8 @@ def keys_line(hints: tuple[Hint, ...], width: int, *, last: tuple[Hint, ...] = (
     """The last row: keys of the view on the left as far as they fit, help and quit on the right."""
     right = Row()
     for index, (key, word) in enumerate(last):
-        right.put("  " if index else "").put(key, "key", ("key", key)).put(f" {word}", "muted")
+        start = right.put("  " if index else "").x
+        right.put(key, "key").put(f" {word}", "muted").zone(start, ("key", key))
     row = Row().put(" ")
     for index, (key, word) in enumerate(hints):
         text = f"{key} {word}"

@@ -218,10 +218,12 @@ class _Search:
 
     def preemption(self) -> Trouble | None:
         """Preemptions of the request."""
-        if not self.today.preemptions:
+        often = self.today.preemptions
+        if not often:
             return None
         return self._trouble(
-            "preemption", f"preempted {self.today.preemptions} times", lambda outcome: not outcome.preemptions
+            "preemption", f"preempted {'once' if often == 1 else f'{often} times'}",
+            lambda outcome: not outcome.preemptions,
         )
 
     def wait(self, limit_ms: float) -> Trouble | None:

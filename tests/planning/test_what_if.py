@@ -97,7 +97,7 @@ def test_a_miss_is_inevitable_from_the_first_loss_of_a_block_that_memory_would_h
 def test_a_preemption_is_avoided_by_the_fewest_blocks() -> None:
     run = read_run(str(PREEMPTED))
     trouble, = what_if(run, explained(PREEMPTED, "long-b")).troubles
-    assert trouble.kind == "preemption"
+    assert (trouble.kind, trouble.text) == ("preemption", "preempted once")
     assert seen(run, "long-b", options_of(run))[1] == 1
     remedy, = trouble.remedies
     assert seen(run, "long-b", options_with(run, remedy))[1] == 0

@@ -16,7 +16,7 @@ from tests.engines.payloads import batch, cleared, removed, stored
 from tests.engines.test_stream import SOURCE, House
 from tests.tui.desks import desk_of, everything
 from tests.tui.script import Script, connected
-from tui.desk import BREAKS, MISSES, RECORD, SLOT, SLOTS, TIERS, TIMELINE, TRANSFERS, WHY, Desk
+from tui.desk import BREAKS, MISSES, OVERVIEW, RECORD, SLOT, SLOTS, TIERS, TIMELINE, TRANSFERS, WHY, Desk
 from tui.keys import press
 from tui.model.sources import SOURCES_MAX
 
@@ -344,3 +344,16 @@ def test_what_does_not_fit_of_an_answer_is_left_out_and_counted(house: House) ->
 
 def test_evictions_that_a_stream_tells_are_a_flow(house: House) -> None:
     assert desk(house).mirror.flows.evicted[0].total(60, 0) == 2
+
+
+@pytest.mark.parametrize("view", [OVERVIEW, TRANSFERS, TIERS])
+def test_the_legend_of_larger_tiers_stands_where_a_row_tells_of_them(house: House, view: int) -> None:
+    for again in (False, True):
+        if again:
+            house.send(stored(3, 4))
+        one = desk(house)
+        one.go(view)
+        text = everything(one, 120, 60)
+        assert "half lived under" in text
+        assert ("larger: an LRU tier" in text) == again
+        assert ("larger  1.25x" in text) == again

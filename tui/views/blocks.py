@@ -116,13 +116,13 @@ def _history(desk: Desk, state: CacheState, source: int, width: int, height: int
 def lives_section(desk: Desk, state: CacheState, width: int) -> list[Line]:
     """How long blocks lived, how many were stored again, and how many a larger tier would have kept."""
     lines = [desk.title("LIVES", "from a block's store to its eviction")]
-    for source in watched(state):
-        if state.has_ended(source):
-            continue
-        for pool in streamed_pools(state, source):
-            lines += _lives(desk, state, pool, width)
+    pools = [pool for source in watched(state) if not state.has_ended(source) for pool in streamed_pools(state, source)]
+    for pool in pools:
+        lines += _lives(desk, state, pool, width)
     if len(lines) == 1:
         return [*lines, Row().put(" No block is known yet.", "muted").line("", width)]
+    if not any(kept_by(state, pool) for pool in pools):
+        return lines
     text = " larger: an LRU tier of that size; a smaller tier is unknown"
     more = ", because hits on resident blocks are silent"
     lines.append(Row().put(text + (more if width > len(text + more) else ""), "faint").line("", width))

@@ -13,7 +13,7 @@ from kvbm_console.stream.document import tier_row
 from kvbm_console.stream.feed import Disconnected, EventsArrived, FeedItem, GapSeen, SnapshotTaken
 from tests.tui.desks import FakeActions, FakeTransport, desk_of, everything, screen
 from tests.tui.script import MS, Mono, S, Script, connected, opening, story
-from tui.desk import BREAKS, FAST_HZ, LOG, RECORD, SLOT, SLOTS, TIERS, TIMELINE, TRANSFERS, WARNINGS, Desk
+from tui.desk import BREAKS, FAST_HZ, LOG, OVERVIEW, RECORD, SLOT, SLOTS, TIERS, TIMELINE, TRANSFERS, WARNINGS, Desk
 from tui.draw import frame
 from tui.draw.spans import Line
 from tui.keys import press
@@ -163,6 +163,23 @@ def test_a_loss_stays_visible() -> None:
     mono.at_ns += 400 * S
     desk.mirror.take(script.heartbeat(), mono.at_ns)
     assert "lost 921" in everything(desk)
+
+
+@pytest.mark.parametrize(("code", "words"), [
+    ("fell_behind", "the reader fell behind"), ("not_kept", "the daemon no longer kept them"),
+    ("restarted", "another run began"),
+])
+def test_the_reason_of_a_loss_is_told_in_words(code: str, words: str) -> None:
+    script, mono = story(), Mono()
+    desk = desk_of(script, mono=mono)
+    seq = script.state.seq
+    desk.mirror.take(GapSeen(seq, seq + 920, code), mono.at_ns)
+    mono.at_ns += S
+    for view in (OVERVIEW, RECORD, LOG, WARNINGS):
+        desk.current = view
+        text = everything(desk, 120, 40)
+        assert words in text
+        assert code not in text
 
 
 def test_before_the_first_request_and_before_the_daemon() -> None:

@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from kvbm_console.analysis.lints import LINTS, Finding, Level, Lint, current
+from kvbm_console.analysis.lints import LINTS, Finding, Level, Lint, current, why_lost
 from kvbm_console.analysis.lives import Transfer
 from kvbm_console.analysis.waits import breakpoints_text
 from kvbm_console.core.events import SlotHeld
@@ -259,7 +259,7 @@ def _feed(mirror: Mirror, mono_ns: int) -> Iterator[Warning]:
         gap = mirror.gaps[-1]
         exact = "state is exact again" if gap.end_ns is not None else "waiting for a snapshot"
         yield _of_session(
-            LOST, plural(mirror.lost_events, "event"), f"lost {duration(age)} ago", f"{gap.reason}; {exact}"
+            LOST, plural(mirror.lost_events, "event"), f"lost {duration(age)} ago", f"{why_lost(gap.reason)}; {exact}"
         )
     beat = mirror.heartbeat
     if beat is not None and beat.recorder == "degraded":

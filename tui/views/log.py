@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
+from kvbm_console.analysis.lints import why_lost
 from kvbm_console.core.events import Event, SlotMoved
 from kvbm_console.core.ids import Word
 from kvbm_console.stream.document import field_text
@@ -494,7 +495,7 @@ def _add(found: Shown, mark: SeenGap | Stretch) -> None:
 def _mark_text(mark: SeenGap | Passed) -> str:
     span = f"{count(mark.count)}: {count(mark.first)} to {count(mark.last)}"
     if isinstance(mark, SeenGap):
-        return f"gap {span}, {mark.reason}; state from the snapshot "
+        return f"gap {span}, {why_lost(mark.reason)}; state from the snapshot "
     return f"passed over {span}; not lost: tail and recordings have them "
 
 

@@ -6,7 +6,7 @@ Law of this file: synced events and events that are only written are told apart,
 from collections import deque
 from collections.abc import Sequence
 
-from kvbm_console.analysis.lints import LINTS, Level
+from kvbm_console.analysis.lints import LINTS, Level, why_lost
 from kvbm_console.core.state import Totals
 from kvbm_console.stream.tape import TapeGap
 
@@ -245,7 +245,7 @@ def _gaps(desk: Desk, width: int) -> list[Line]:
     lines = [desk.title("GAPS", plural(len(gaps), "gap") if gaps else none)]
     for gap in list(gaps)[-6:]:
         row = Row().put(f" {desk.glyphs.gap * 2} ", "gap").put(f" {count(gap.count)} events", "caution")
-        row.put(f", {count(gap.first)} to {count(gap.last)}, {plain(gap.reason)}", "muted")
+        row.put(f", {count(gap.first)} to {count(gap.last)}, {plain(why_lost(gap.reason))}", "muted")
         lines.append(row.line("", width - 1))
     return lines
 

@@ -24,6 +24,17 @@ BELOW: Final = "tier"
 VERDICT_WEIGHT: Final = 2**62
 """The weight puts a verdict in front of all findings of its level, whose weights are durations and counts."""
 
+_LOSSES: Final = {
+    "fell_behind": "the reader fell behind", "not_kept": "the daemon no longer kept them",
+    "restarted": "another run began",
+}
+"""The codes of a daemon for a gap of its stream, in words."""
+
+
+def why_lost(reason: str) -> str:
+    """Why events are missing, in words. The reasons that a recording gives are words already."""
+    return _LOSSES.get(reason, reason)
+
 
 class LostEvents(Lint):
     """Events that are missing."""
@@ -51,8 +62,8 @@ class LostEvents(Lint):
     def _seen(self, gap: GapSeen, at_ns: int, then: str) -> None:
         self.events += gap.count
         self.over(self.finding(
-            plural(gap.count, "event"), "lost", f"{gap.first:,} to {gap.last:,}: {gap.reason}; {then}", seq=gap.first,
-            evidence=(gap.last,), since_ns=at_ns, until_ns=at_ns, count=gap.count, weight=gap.count,
+            plural(gap.count, "event"), "lost", f"{gap.first:,} to {gap.last:,}: {why_lost(gap.reason)}; {then}",
+            seq=gap.first, evidence=(gap.last,), since_ns=at_ns, until_ns=at_ns, count=gap.count, weight=gap.count,
         ))
 
 

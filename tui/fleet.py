@@ -294,11 +294,26 @@ def _missing(report: FleetReport, width: int, most: int) -> list[Line]:
     lines = [BLANK, head.to(43).put("WHY", "faint").to(58).put("LIES AT", "faint").line("bar", width)]
     for each in report.missing[:most]:
         pen = Pen().put(" ").put(each.hash).right(count(each.missed.blocks), 31).right(count(each.missed.requests), 41)
-        places = ", ".join(f"{names[target]} {' '.join(tiers).upper()}" for target, tiers in each.lies_at.items())
+        places = [(names[target], " ".join(tiers).upper()) for target, tiers in each.lies_at.items()]
         pen.to(43).put(cut(each.missed.why.replace("_", " "), 14), "muted").to(58)
-        pen.put(cut(places or "on no daemon", max(1, width - 59)), "text" if places else "faint")
+        pen.put(_places(places, width - 59), "text") if places else pen.put("on no daemon", "faint")
         lines.append(pen.line("", width))
     return lines
+
+
+def _places(places: list[tuple[str, str]], room: int) -> str:
+    """As many (daemon, its tiers) as fit, and the number of the others. The first always stands there, with its name
+    cut if need be."""
+    name, tiers = places[0]
+    more = f", +{len(places) - 1}" if len(places) > 1 else ""
+    told = f"{cut_middle(name, room - 1 - len(tiers) - len(more))} {tiers}"
+    for at, (name, tiers) in enumerate(places[1:], 1):
+        longer = f"{told}, {name} {tiers}"
+        more = f", +{len(places) - at - 1}" if at + 1 < len(places) else ""
+        if len(longer) + len(more) > room:
+            return f"{told}, +{len(places) - at}"
+        told = longer
+    return told
 
 
 class FleetApp(App[DaemonRow]):

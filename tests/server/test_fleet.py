@@ -296,3 +296,18 @@ def test_a_file_of_targets_and_its_mistakes(tmp_path: Path) -> None:
         done = CliRunner().invoke(cli, ["fleet", name, "--once"], prog_name="kvbm-console")
         assert (done.exit_code, len(done.stderr.splitlines())) == (2, 1), done.stderr
         assert sentence in done.stderr
+
+
+@pytest.mark.parametrize(("count", "width", "told"), [
+    (1, 80, "inference…est-0 G2 G3"), (3, 80, "infere…st-0 G2 G3, +2"),
+    (2, 120, "inference-west-0 G2 G3, inference-west-1 G2 G3"),
+    (4, 120, "inference-west-0 G2 G3, inference-west-1 G2 G3, +2"),
+])
+def test_the_places_of_a_block_keep_their_tiers(count: int, width: int, told: str) -> None:
+    desk = FleetDesk()
+    rows = [DaemonRow(f"inference-west-{at}") for at in range(count)]
+    report = report_of(rows)
+    report.missing = [Elsewhere("a3f1", MissedFrom(41, 0, 1, "evicted"), {row.target: ["g2", "g3"] for row in rows})]
+    desk.take(report)
+    (line,) = [line.text for line in desk.draw(width, 24) if line.text.startswith(" a3f1")]
+    assert line[58:].rstrip() == told

@@ -182,6 +182,11 @@ def test_the_reason_of_a_loss_is_told_in_words(code: str, words: str) -> None:
         assert code not in text
 
 
+def test_targets_with_a_common_beginning_are_told_apart() -> None:
+    names = ["inference-cluster-west-prefill", "inference-cluster-west-decode"]
+    assert frame.targets_line(names, 0, 80).text.split()[:2] == ["inference-clus…t-prefill", "inference-clus…st-decode"]
+
+
 def test_before_the_first_request_and_before_the_daemon() -> None:
     script = Script()
     for pool in ((0, 0, 0, 0, Tier.G2, "CPU_PINNED", 128, 16, Authority.LEADER),

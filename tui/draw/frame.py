@@ -145,7 +145,7 @@ def targets_line(names: Sequence[str], current: int, width: int) -> Line:
     """The row of targets above the status row; the target on the screen stands out."""
     row = Row().put(" ")
     for index, name in enumerate(names):
-        text = f" {cut(plain(name), 24)} "
+        text = f" {cut_middle(plain(name), 24)} "
         if row.x + len(text) > width - 12:
             row.put(f" +{len(names) - index}", "muted")
             break

@@ -68,6 +68,12 @@ def test_no_view_cuts_a_word(incident: Desk, lost: list[str], view: int, size: t
     assert lost == []
 
 
+def test_the_tiers_leave_out_what_does_not_fit_on_the_smallest_screen(incident: Desk, lost: list[str]) -> None:
+    incident.current, incident.help = TIERS, False
+    incident.draw(60, 16)
+    assert lost == []
+
+
 def titles(lines: list[Line]) -> list[tuple[int, str]]:
     """The rows of a frame that have a title, with it."""
     return [(row, span.text) for row, line in enumerate(lines) for span in line.spans if span.role == "title"]

@@ -37,6 +37,8 @@ MAPS_FROM = 50
 """Rows of a screen that has room for maps of three rows beside the curve."""
 MAP_ROWS = 16
 """Rows of a map beside other maps: more rows would only push its numbers away from its name."""
+HIT_CELLS = 22
+"""Room that the ages of blocks leave for the hit rate."""
 
 
 MEDIA = {Tier.G1: "device", Tier.G2: "host", Tier.G3: "disk", Tier.G4: "remote"}
@@ -208,6 +210,8 @@ def _conditions(desk: Desk, pool: PoolFacts, width: int) -> Line:
         number = pool.counts[condition]
         if condition is Condition.QUARANTINED and not number:
             continue
+        if row.x + 2 + len(condition.label) + 1 + len(count(number)) > width:
+            continue
         row.put(f"{desk.glyphs.map[condition]} ", _role(pool, condition))
         row.put(f"{condition.label} ", "muted").put(f"{count(number)}  ", "text")
     if pool.info.capacity_blocks and not pool.counts[Condition.EMPTY] and not pool.counts[Condition.CACHED]:
@@ -229,25 +233,27 @@ def _numbers(desk: Desk, pool: PoolFacts, width: int, *, low: bool) -> Line:
     back, gone = flows.thrash_share(state, tier, now)
     share = f"{flows.about(now, 60)}{tenth(back, gone)} % of {brief(gone)}" if gone else "–"
     row.put("thrash ", "muted").put(share, "text")
-    row.put("  ")
     if low:
         half, _, blocks = _again_ages(state, pool)
-        row.put("again ", "muted").put(duration(half), "text")
-        if blocks and row.x + 30 < width:
-            row.put(f" of {brief(blocks)}", "muted")
-        row.put("  ")
+        _put(row, "again", duration(half), (f" of {brief(blocks)}",) if blocks else (), width, HIT_CELLS)
     asked, hits = flows.hit_shares(now)
     here = asked - sum(hits[index] for index, one in enumerate(ALL_TIERS) if one < tier)
     found = hits[tier - 1]
-    row.put("hit ", "muted").put(f"{tenth(found, here)} %" if here > 0 else "–", "text")
-    if here > 0:
-        asked_here = (f" of {count(here)}{'' if tier is Tier.G1 else ' asked here'}", f" of {count(here)}",
-                      f" of {brief(here)}", "")
-        row.put(next(text for text in asked_here if not text or row.x + len(text) <= width - 1), "muted")
+    asked_here = (f" of {count(here)}{'' if tier is Tier.G1 else ' asked here'}", f" of {count(here)}",
+                  f" of {brief(here)}") if here > 0 else ()
+    _put(row, "hit", f"{tenth(found, here)} %" if here > 0 else "–", asked_here, width)
     fetched = _prefetched(state, pool)
     if fetched and row.x + len(fetched) + 3 <= width:
         row.put(f"   {fetched}", "caution" if state.totals.prefetch_limited else "muted")
     return row.line("", width)
+
+
+def _put(row: Row, name: str, value: str, of: tuple[str, ...], width: int, spare: int = 1) -> None:
+    """Append a named value with the first of ``of`` that leaves ``spare`` cells; nothing if the value does not fit."""
+    if row.x + 2 + len(name) + 1 + len(value) > width:
+        return
+    row.put("  ").put(f"{name} ", "muted").put(value, "text")
+    row.put(next((text for text in of if row.x + len(text) <= width - spare), ""), "muted")
 
 
 def _again_ages(state: CacheState, pool: PoolFacts) -> tuple[int | None, int | None, int]:

@@ -105,17 +105,19 @@ def curve_section(desk: Desk, state: CacheState, width: int) -> list[Line]:
     if not points:
         return []
     since = 0 if fates.since_ns is None else desk.now_ns - fates.since_ns
-    told = f"% found by LRU over {plural(fates.asked, 'prompt block')} of {spoken(since)}"
+    basis = f"% found by LRU over {plural(fates.asked, 'prompt block')} of {spoken(since)}"
     if desk.mirror.coverage.passed:
-        told += "; sampled: passed over admissions are missing"
-    lines = [desk.title("CURVE", told)]
+        basis += "; sampled: passed over admissions are missing"
+    lines = [desk.title("CURVE", basis)]
     row = Row().put(" ")
     for point in points:
         name = point.tier.name if point is points[0] else f"+{point.tier.name}"
-        row.put(f"{name} ", "muted").put(_percent(point.rate.hit_rate), "text")
-        row.put(f"{_error(point.rate)} 2x ", "muted")
+        told = Row().put(f"{name} ", "muted").put(_percent(point.rate.hit_rate), "text")
+        told.put(f"{_error(point.rate)} 2x ", "muted")
         gain = point.doubled.hit_rate - point.rate.hit_rate
-        row.put(f"+{_percent(gain)}", "caution" if gain >= 0.05 else "text").put("   ")
+        told.put(f"+{_percent(gain)}", "caution" if gain >= 0.05 else "text")
+        if row.x + told.x <= width:
+            row.add(told.line()).put("   ")
     hits = sum(fates.blocks[fate] for fate in (Fate.G1, Fate.G2, Fate.G3, Fate.G4))
     measured = tenth(hits, fates.asked)
     if row.x + len(measured) + 9 < width:

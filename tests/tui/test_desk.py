@@ -525,6 +525,25 @@ def test_themes_resolve_every_role_that_is_drawn() -> None:
     assert DARK.keys() == LIGHT.keys()
 
 
+def contrast(one: str, other: str) -> float:
+    """The contrast of two colours as WCAG 2 defines it, from 1 to 21."""
+    lights = []
+    for colour in (one, other):
+        shares = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+        linear = [share / 12.92 if share <= 0.04045 else ((share + 0.055) / 1.055) ** 2.4 for share in shares]
+        lights.append(0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2])
+    return (max(lights) + 0.05) / (min(lights) + 0.05)
+
+
+@pytest.mark.parametrize("name", ["dark", "light"])
+@pytest.mark.parametrize("role", ["text", "muted", "faint", "ok", "caution", "fault", "hatch", "heldbox", "gap"])
+def test_text_can_be_read_on_its_ground(name: str, role: str) -> None:
+    style = Theme(name).style(role)
+    assert style.color is not None
+    assert style.bgcolor is not None
+    assert contrast(style.color.name, style.bgcolor.name) >= 3
+
+
 def test_without_colour_trouble_is_bold_and_selection_is_reverse() -> None:
     theme = Theme("none")
     assert theme.style("fault").bold

@@ -18,7 +18,7 @@ import click
 
 from kvbm_console.cli import command_named
 from kvbm_console.cli.output import answer, print_json
-from kvbm_console.cli.params import format_option
+from kvbm_console.cli.params import Duration, format_option
 from kvbm_console.core.errors import UsageError
 
 HEADER: Final = """\
@@ -93,7 +93,9 @@ def _example(option: click.Option) -> str:
         return _toml(default)
     if isinstance(option.type, click.Choice):
         return _toml(str(next(iter(option.type.choices))))
-    return '""' if not isinstance(option.type, click.IntRange | click.FloatRange) else "1"
+    if isinstance(option.type, Duration):
+        return _toml("1s")
+    return "1" if isinstance(option.type, click.types.IntParamType | click.types.FloatParamType) else '""'
 
 
 def _toml(value: Any) -> str:
@@ -175,12 +177,13 @@ def _section(path: Path, name: str, values: Any) -> dict[str, Any]:
         raise UsageError(f"{path}: no section [{name}]; {_nearest(name, (CONSOLE, *SECTIONS))}")
     if not isinstance(values, dict):
         raise UsageError(f"{path}: {name} must be a section [{name}], got {values!r}")
+    converted: dict[str, Any] = {}
     for key, value in values.items():
         if key not in known:
             raise UsageError(f"{path}: [{name}] has no key {key!r}; {_nearest(key, known)}")
-        _check(f"{path}: [{name}] {key}", known[key], value)
+        converted[str(known[key].name)] = _converted(f"{path}: [{name}] {key}", known[key], value)
     try:
-        _check_together(name, {str(known[key].name): value for key, value in values.items()})
+        _check_together(name, converted)
     except UsageError as error:
         raise UsageError(f"{path}: [{name}] {error}") from None
     return values
@@ -205,22 +208,24 @@ def _nearest(word: str, known: Any) -> str:
     return f"the nearest is {found[0]!r}" if found else f"there are {', '.join(known)}"
 
 
-def _check(where: str, option: click.Option, value: Any) -> None:
-    """Refuse a value of another kind, and a value that the flag itself would refuse."""
+def _converted(where: str, option: click.Option, value: Any) -> Any:
+    """The value as the command gets it. Refuses a value of another kind, and one that the flag itself would refuse."""
     if option.is_flag:
         if not isinstance(value, bool):
             raise UsageError(f"{where} must be true or false, got {value!r}")
-        return
+        return value
     several = option.multiple
     if several != isinstance(value, list):
         raise UsageError(f"{where} must be {'a list' if several else 'one value'}, got {value!r}")
+    items = []
     for item in value if several else [value]:
         if isinstance(item, bool) or not isinstance(item, str | int | float):
             raise UsageError(f"{where} must be text or a number, got {item!r}")
         try:
-            option.type.convert(str(item), option, click.Context(click.Command("config")))
+            items.append(option.type.convert(str(item), option, click.Context(click.Command("config"))))
         except click.BadParameter as error:
             raise UsageError(f"{where}: {error.message}") from None
+    return tuple(items) if several else items[0]
 
 
 def _is_there(path: Path) -> bool:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from kvbm_console.cli.config import WITH_CONSOLE, defaults, options_of, sections
+from kvbm_console.cli.config import WITH_CONSOLE, defaults, options_of, sections, template
 from kvbm_console.cli.main import cli
 from kvbm_console.cli.params import THEMES
 from kvbm_console.core.errors import UsageError
@@ -43,6 +43,31 @@ def test_every_example_of_a_flag_is_valid_toml() -> None:
     assert tomllib.loads("\n".join(line for line in lines if not line.startswith("#")))["console"]["ascii"] is False
 
 
+def test_a_number_that_is_uncommented_is_a_number(file: Path) -> None:
+    """An example of a number or a time is one that its flag takes."""
+    file.write_text(
+        '[simulate]\ntotal-kv-blocks = 1\nlimit = 1\nkv-offload-threshold = 1\nstep-base = "1s"\n[why]\nwithin = "1s"\n'
+    )
+    assert defaults()["simulate"]["limit"] == 1
+    text = template()
+    for line in file.read_text().splitlines():
+        assert line.startswith("[") or f"\n# {line}\n" in text
+
+
+@pytest.mark.parametrize(("key", "value"), [
+    ("total-kv-blocks", '"512"'), ("limit", '"5"'), ("kv-offload-threshold", '"0.5"'), ("half-life-s", '"300"'),
+    ("kv-cpu-size", "1000000000"), ("step-base", '"12ms"'), ("link", '["disk=3GB/s"]'),
+])
+def test_a_number_is_the_same_with_quotes_and_a_size_without(file: Path, key: str, value: str) -> None:
+    bare = value.strip('["]')
+    file.write_text(f"[simulate]\n{key} = {value}\n")
+    trace = ("--trace", "multiturn:requests=3,sessions=1", "--format", "json")
+    by_file = CliRunner().invoke(cli, ["simulate", *trace])
+    file.write_text("")
+    by_flag = CliRunner().invoke(cli, ["simulate", *trace, f"--{key}", bare])
+    assert (by_file.exit_code, by_file.stdout) == (0, by_flag.stdout)
+
+
 @pytest.mark.parametrize(("text", "said"), [
     ("[console]\nasci = true\n", "[console] has no key 'asci'; the nearest is 'ascii'"),
     ("[atach]\n", "no section [atach]; the nearest is 'attach'"), ("theme = \"dark\"\n", "no section [theme]"),
@@ -51,6 +76,10 @@ def test_every_example_of_a_flag_is_valid_toml() -> None:
     ("[serve]\nspeed = \"fast\"\n", "[serve] speed: must be a factor"),
     ("[attach]\ntarget = \"a:1\"\n", "[attach] target must be a list"),
     ("[demo]\nlimit = true\n", "must be text or a number"),
+    ("[simulate]\nkv-cpu-size = 64\n", "[simulate] --kv-cpu-size must hold a block of 2097152 bytes, got 64"),
+    ("[simulate]\nkv-geometry = 5\n",
+     "[simulate] --kv-geometry must be LAYERS,KV_HEADS,HEAD_DIM,ELEMENT_BYTES, got '5'"),
+    ("[simulate]\ncompat = true\nlink = [\"disk=3GB/s\"]\n", "so it takes no --link, got disk="),
     ("[demo\n", "config.toml: "), ("[attach]\nhelp = true\n", "has no key 'help'"),
 ])
 def test_a_mistake_is_one_sentence_that_names_the_key(file: Path, text: str, said: str) -> None:

@@ -24,7 +24,7 @@ from kvbm_console.planning.lmcache import LMCACHE_NOTE, LMCacheTrace
 from kvbm_console.planning.recorded import OPTION, RecordedWorkload
 from kvbm_console.simulator.embedded import parse_workload
 from kvbm_console.simulator.hashing import generated_hashes
-from kvbm_console.simulator.traces import LINE_BYTES_MAX, TOKENS_MAX, TraceFile
+from kvbm_console.simulator.traces import LINE_BYTES_MAX, TOKENS_MAX, TraceFile, check_file
 from kvbm_console.simulator.workloads import Capacities, Request, Workload
 
 KINDS: Final = (
@@ -53,11 +53,9 @@ def named_trace(text: str) -> str:
         return f"recording:{text}"
     if path.suffix == ".lct":
         return f"lmcache:{text}"
-    try:
-        with path.open("rb") as file:
-            line = next((line for line in iter(lambda: file.readline(LINE_BYTES_MAX), b"") if line.strip()), b"")
-    except OSError as error:
-        raise UsageError(f"trace {text} cannot be read: {error.strerror}") from None
+    check_file(path)
+    with path.open("rb") as file:
+        line = next((line for line in iter(lambda: file.readline(LINE_BYTES_MAX), b"") if line.strip()), b"")
     kinds = [kind for kind, columns in _MARKS.items() if columns <= _columns_of(line)]
     if len(kinds) == 1:
         return f"{kinds[0]}:{text}"

@@ -9,6 +9,7 @@ may have a ``"priority"``, an ``"n"`` from 1 to 64 for so many sequences, and ``
 become full while the answer is generated. The published traces do not.
 """
 
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Final, TypeVar
@@ -52,10 +53,22 @@ class _Line(PromptLine, kw_only=True):
     output_hash_ids: list[_TraceId] = []
 
 
+def check_file(path: Path) -> None:
+    """Raise ``UsageError`` if the trace cannot be opened, or is a pipe or device, which can be read only once."""
+    try:
+        mode = path.stat().st_mode
+        if stat.S_ISREG(mode) or stat.S_ISDIR(mode):
+            with path.open("rb"):
+                return
+    except OSError as error:
+        raise UsageError(f"trace {path} cannot be read: {error.strerror}") from error
+    raise UsageError(f"trace {path} must be a regular file, because it is read more than once")
+
+
 class TraceFile:
     """A file of requests with arrival times; ``limit`` is the most requests, None for all.
 
-    Raises ``UsageError`` at construction when the file cannot be opened.
+    Raises ``UsageError`` at construction as ``check_file`` does.
     """
 
     endless = False
@@ -64,11 +77,7 @@ class TraceFile:
         self.path = path
         self.limit = limit
         self.name = f"{kind}:{path}"
-        try:
-            with path.open("rb"):
-                pass
-        except OSError as error:
-            raise UsageError(f"trace {path} cannot be read: {error.strerror}") from error
+        check_file(path)
 
     def finished(self, request: Request, at_ns: int) -> Request | None:
         """None: the trace has its own arrival times."""

@@ -4,6 +4,7 @@ Law of this file: a bare run equals the run in which everything that it states i
 """
 
 import json
+import os
 from pathlib import Path
 from typing import Final
 
@@ -77,3 +78,13 @@ def test_an_unknown_or_ambiguous_file_is_one_sentence(
     assert (done.exit_code, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
     assert says in done.stderr
     assert str(trace) in done.stderr
+
+
+@pytest.mark.parametrize("command", ["simulate", "compare"])
+@pytest.mark.parametrize("kind", ["", "mooncake:", "azure:", "dynamo:", "lmcache:"])
+def test_a_pipe_is_refused_because_a_trace_is_read_more_than_once(command: str, kind: str, tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    done = run(command, "--trace", f"{kind}{pipe}")
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert done.stderr == f"kvbm-console: trace {pipe} must be a regular file, because it is read more than once\n"

@@ -28,6 +28,7 @@ from kvbm_console.analysis.lake_questions import TABLES
 from kvbm_console.analysis.walk import Evidence, Progress, Walker, walk
 from kvbm_console.core.errors import RecordingError
 from kvbm_console.extras import need
+from kvbm_console.files import replacing
 from kvbm_console.recording.reader import Items, Recording
 
 EPOCH_DAY: Final = date(1970, 1, 1).toordinal()
@@ -101,12 +102,8 @@ class LakeFiles:
 
 def _replace(path: Path, write: Callable[[Path], object]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_suffix(f".{os.getpid()}.tmp")
-    try:
+    with replacing(path) as draft:
         write(draft)
-        draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)
 
 
 def _schema(arrow: Any, table: str) -> Any:

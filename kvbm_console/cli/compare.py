@@ -32,6 +32,7 @@ from kvbm_console.cli.params import format_option
 from kvbm_console.core.errors import UsageError
 from kvbm_console.core.eviction.policy import POLICIES, PRESETS
 from kvbm_console.extras import missing
+from kvbm_console.files import replacing
 from kvbm_console.planning.options import BLOCKS_MAX, SimulateOptions
 
 if TYPE_CHECKING:
@@ -469,9 +470,5 @@ def _write(path: Path, figure: Any, axes: Any, title: str) -> None:
     axes.spines.top.set_visible(False)
     axes.spines.right.set_visible(False)
     form = path.suffix.lower()[1:]
-    draft = path.with_name(path.name + ".tmp")
-    try:
+    with replacing(path) as draft:
         figure.savefig(draft, format=form, metadata={"Date": None} if form == "svg" else None)
-        draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)

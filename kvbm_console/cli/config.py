@@ -20,6 +20,7 @@ from kvbm_console.cli import command_named
 from kvbm_console.cli.output import answer, print_json
 from kvbm_console.cli.params import Duration, format_option
 from kvbm_console.core.errors import UsageError
+from kvbm_console.files import replacing
 
 HEADER: Final = """\
 # Defaults of kvbm-console: one section for each command, one key for each flag. The command line wins over this file.
@@ -48,7 +49,8 @@ def init(force: bool, stdout: bool, form: str) -> None:
     if path.exists() and not force:
         raise UsageError(f"{path} exists; --force overwrites it")
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, encoding="utf-8")
+    with replacing(path) as draft:
+        draft.write_text(text, encoding="utf-8")
     answer(form, "written", f"written: {path}", path=str(path))
 
 

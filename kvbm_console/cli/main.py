@@ -16,6 +16,7 @@ import click
 
 from kvbm_console.cli import COMMANDS, command_named
 from kvbm_console.core.errors import ConnectionLost, NotFound, Refused, UsageError
+from kvbm_console.files import NO_SPACE
 
 PROGRAM: Final = "kvbm-console"
 EXIT_USAGE: Final = 2
@@ -26,8 +27,6 @@ EXIT_INTERRUPTED: Final = 130
 """128 + SIGINT, as shells report it."""
 EXIT_HANGUP: Final = 129
 """128 + SIGHUP: the terminal was closed before the end was printed."""
-NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""Errors of a write without room: on the disk, in the user's quota, under ``ulimit -f``."""
 
 
 class _ReaderGone(Exception):

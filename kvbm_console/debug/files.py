@@ -6,7 +6,6 @@ with words as labels. A key that is left out has its default.
 Law of this file: a file that is not understood is refused with one sentence that names the file, the entry and the key.
 """
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, get_args, get_type_hints
@@ -17,6 +16,7 @@ from kvbm_console.core.config import BreakpointSpec
 from kvbm_console.core.errors import UsageError
 from kvbm_console.core.expression import compile_condition, compile_log
 from kvbm_console.core.ids import Word
+from kvbm_console.files import replacing
 
 FILE_BYTES_MAX: Final = 1_000_000
 """256 breakpoints with the longest conditions."""
@@ -121,8 +121,10 @@ def renumbered(spec: BreakpointSpec, numbers: dict[int, int]) -> BreakpointSpec:
 
 
 def write_specs(path: Path, specs: Sequence[BreakpointSpec]) -> None:
-    """Write a file that ``read_specs`` reads. A reader sees the old file or the new file, never half of it."""
+    """Write a file that ``read_specs`` reads. A reader sees the old file or the new file, never half of it.
+
+    Raises as ``replacing`` does.
+    """
     document = {"breakpoints": [spec_entry(spec) for spec in specs]}
-    temporary = path.with_name(path.name + ".part")
-    temporary.write_bytes(msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n")
-    os.replace(temporary, path)
+    with replacing(path) as draft:
+        draft.write_bytes(msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n")

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
-from typing import Any, Final
+from typing import IO, Any, Final
 
 import msgspec
 
@@ -24,6 +24,7 @@ from kvbm_console.core.errors import UsageError
 from kvbm_console.core.ids import Tier, age_within
 from kvbm_console.core.leader.foresight import PrefetchMemory
 from kvbm_console.core.state import Totals
+from kvbm_console.files import replacing
 from kvbm_console.planning.meter import COMPLETED, Meter, RequestRecord, Timings, spread_of
 from kvbm_console.planning.options import THRASH_STEPS, SimulateOptions
 from kvbm_console.simulator.config import EngineConfig
@@ -537,7 +538,7 @@ def row_of(instance: int, record: RequestRecord, block_tokens: int) -> dict[str,
 
 @contextmanager
 def writer(path: Path | None, block_tokens: int) -> Iterator[Callable[[int, RequestRecord], None] | None]:
-    """A function that appends a row to the file, which is overwritten; None without a path.
+    """A function that writes a row of the file, which replaces an earlier one at the end; None without a path.
 
     Raises ``UsageError`` for an unknown suffix and for a file that cannot be written.
     """
@@ -547,18 +548,18 @@ def writer(path: Path | None, block_tokens: int) -> Iterator[Callable[[int, Requ
     if path.suffix not in SUFFIXES:
         raise UsageError(f"--requests-out must end in {' or '.join(SUFFIXES)}, got {str(path)!r}")
     try:
-        file = path.open("w", encoding="utf-8", newline="")
+        with replacing(path) as draft, draft.open("w", encoding="utf-8", newline="") as file:
+            yield _writes(path.suffix, file, block_tokens)
     except OSError as error:
+        if error.filename != str(path):
+            raise
         raise UsageError(f"--requests-out cannot be written: {error.strerror}, got {str(path)!r}") from None
-    with file:
-        if path.suffix == ".csv":
-            rows = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-            rows.writeheader()
-            yield lambda instance, record: rows.writerow(row_of(instance, record, block_tokens))
-        else:
-            encode = msgspec.json.Encoder().encode
 
-            def write(instance: int, record: RequestRecord) -> None:
-                file.write(encode(row_of(instance, record, block_tokens)).decode() + "\n")
 
-            yield write
+def _writes(suffix: str, file: IO[str], block_tokens: int) -> Callable[[int, RequestRecord], None]:
+    if suffix == ".csv":
+        rows = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        rows.writeheader()
+        return lambda instance, record: rows.writerow(row_of(instance, record, block_tokens))
+    encode = msgspec.json.Encoder().encode
+    return lambda instance, record: print(encode(row_of(instance, record, block_tokens)).decode(), file=file)

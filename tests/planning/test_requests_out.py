@@ -78,3 +78,16 @@ def test_what_cannot_be_is_one_sentence(args: tuple[str, ...], said: str) -> Non
     result = run(*args)
     assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (2, "", 1)
     assert said in result.stderr
+
+
+@pytest.mark.parametrize("suffix", ["csv", "jsonl"])
+def test_an_earlier_file_outlives_a_run_that_fails(tmp_path: Path, suffix: str) -> None:
+    trace = tmp_path / "trace.jsonl"
+    line = '{"timestamp": 0, "input_length": 5, "output_length": 4, "hash_ids": [1]}\n'
+    trace.write_text(line + "no request\n")
+    path = tmp_path / f"precious.{suffix}"
+    path.write_text("precious")
+    result = CliRunner().invoke(cli, ["simulate", "--trace", str(trace), "--requests-out", str(path)])
+    assert (result.exit_code, f"{trace} line 2" in result.stderr) == (2, True)
+    assert path.read_text() == "precious"
+    assert sorted(tmp_path.iterdir()) == [path, trace]

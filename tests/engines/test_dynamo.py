@@ -14,7 +14,7 @@ from kvbm_console.core import events as ev
 from kvbm_console.core.config import LeaderConfig
 from kvbm_console.core.errors import UsageError
 from kvbm_console.engines.dynamo import DynamoImported, import_dynamo, infer_block_tokens
-from kvbm_console.engines.dynamo.lines import read_lines
+from kvbm_console.engines.dynamo.lines import TORN, read_lines
 from kvbm_console.recording.info import info_of
 from kvbm_console.recording.reader import Recording
 from kvbm_console.recording.verify import verify
@@ -126,7 +126,7 @@ def test_the_block_size_is_found(tmp_path: Path) -> None:
     source = tmp_path / "records.jsonl"
     source.write_text(written("chats").text())
     assert infer_block_tokens(source) == BLOCK
-    source.write_text("")
+    source.write_text(lines_of("chats")[0])
     assert infer_block_tokens(source) == 16
 
 
@@ -161,11 +161,29 @@ def test_unknown_actions_and_fields_are_passed_over_and_counted(tmp_path: Path) 
     assert one.report.requests == len(CHATS)
 
 
-def test_a_torn_last_line_is_left_out(tmp_path: Path) -> None:
+def test_a_torn_last_line_is_left_out_and_told(tmp_path: Path) -> None:
     source = tmp_path / "records.jsonl"
     text = written("chats").text()
     source.write_text(text[:-20])
-    assert sum(1 for _ in read_lines(source)) == len(lines_of("chats")) - 1
+    assert sum(1 for line in read_lines(source) if line.action != TORN) == len(lines_of("chats")) - 1
+    done = run(source, "--out", tmp_path / "out.mcap")
+    assert done.exit_code == 0
+    assert "1 torn last line" in done.output
+
+
+@pytest.mark.parametrize(("text", "says"), [
+    ("", "must have calls of a Dynamo leader, got no line"), ("\n\n", "got no line"),
+    ("one line of another file", "line 1 is not a call of a Dynamo leader"),
+    ("\n[1]", "line 2 is not a call of a Dynamo leader"),
+])
+def test_a_file_without_a_whole_line_is_another_file(text: str, says: str, tmp_path: Path) -> None:
+    source = tmp_path / "records.jsonl"
+    source.write_text(text)
+    done = run(source, "--out", tmp_path / "out.mcap")
+    assert (done.exit_code, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
+    assert str(source) in done.stderr
+    assert says in done.stderr
+    assert not (tmp_path / "out.mcap").exists()
 
 
 @pytest.mark.parametrize("bad", [

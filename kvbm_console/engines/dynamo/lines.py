@@ -17,6 +17,8 @@ from kvbm_console.recording.format import POOL_BLOCKS_MAX
 
 LINE_BYTES_MAX: Final = 64 * 1024 * 1024
 """A line holds the tokens of a prompt, or of all prompts of an iteration."""
+TORN: Final = "torn last line"
+"""In place of the action of a line without its end."""
 INFER_REQUESTS: Final = 500
 """New requests that are examined to find the block size."""
 BLOCK_SIZES: Final = (8, 16, 32, 64, 128, 256, 512)
@@ -153,28 +155,33 @@ _decoders: Final[dict[str, Any]] = {
 
 
 def read_lines(path: Path) -> Iterator[DynamoLine]:
-    """The calls of a recording. A last line without its end is left out. Raises ``UsageError``."""
+    """The calls of a recording. A last line without its end is named ``TORN`` and has no call.
+
+    Raises ``UsageError``, also for a recording without a whole line.
+    """
     try:
         file = path.open("rb")
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from None
     with file:
-        number = 0
-        while True:
-            text = file.readline(LINE_BYTES_MAX + 1)
+        number = whole = 0
+        while text := file.readline(LINE_BYTES_MAX + 1):
             number += 1
-            if not text:
-                return
             if len(text) > LINE_BYTES_MAX:
                 raise UsageError(f"{path} line {number}: a line has at most {LINE_BYTES_MAX} bytes")
             if not text.strip():
                 continue
             try:
-                yield _line(number, text)
-            except (msgspec.MsgspecError, ValueError) as error:
-                if not text.endswith(b"\n"):
-                    return  # the writer was stopped within this line
-                raise UsageError(f"{path} line {number} is not a call of a Dynamo leader: {error}") from None
+                line = _line(number, text)
+                whole += 1
+            except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+                if whole and not text.endswith(b"\n"):  # the writer was stopped within this line
+                    line = DynamoLine(number, 0, TORN, None, None)
+                else:
+                    raise UsageError(f"{path} line {number} is not a call of a Dynamo leader: {error}") from None
+            yield line
+        if not whole:
+            raise UsageError(f"{path} must have calls of a Dynamo leader, got no line")
 
 
 def _line(number: int, text: bytes) -> DynamoLine:

@@ -1,4 +1,4 @@
-"""Files that take the place of others.
+"""Files that users name: read within a bound, or written in place of others.
 
 Law of this file: the file that was there stays as it is until the new one is complete.
 """
@@ -43,3 +43,12 @@ def replacing(path: Path) -> Iterator[Path]:
         raise
     finally:
         draft.unlink(missing_ok=True)
+
+
+def read_bounded(path: Path, most: int) -> bytes:
+    """The content of a file. Raises ``UsageError`` above ``most`` bytes, also of a device that never ends."""
+    with path.open("rb") as file:
+        data = file.read(most + 1)
+    if len(data) > most:
+        raise UsageError(f"{path} must have at most {most:,} bytes")
+    return data

@@ -20,7 +20,7 @@ from kvbm_console.cli import command_named
 from kvbm_console.cli.output import answer, print_json
 from kvbm_console.cli.params import Duration, format_option
 from kvbm_console.core.errors import UsageError
-from kvbm_console.files import replacing
+from kvbm_console.files import read_bounded, replacing
 
 HEADER: Final = """\
 # Defaults of kvbm-console: one section for each command, one key for each flag. The command line wins over this file.
@@ -158,17 +158,14 @@ def read(path: Path) -> dict[str, dict[str, Any]]:
     import tomllib
 
     try:
-        with path.open("rb") as file:
-            data = file.read(FILE_BYTES_MAX + 1)
+        data = read_bounded(path, FILE_BYTES_MAX)
     except FileNotFoundError:
         if os.environ.get(PATH_VARIABLE):
             raise UsageError(f"{PATH_VARIABLE} names {path}, which does not exist") from None
         return {}
-    if len(data) > FILE_BYTES_MAX:
-        raise UsageError(f"{path} must have at most {FILE_BYTES_MAX:,} bytes")
     try:
         content = tomllib.loads(data.decode())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"{path}: {error}") from None
     return {name: _section(path, name, values) for name, values in content.items()}
 

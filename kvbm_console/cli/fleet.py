@@ -17,6 +17,7 @@ from kvbm_console.analysis.fleet import GONE, WORDS, DaemonRow, FleetReport, Loc
 from kvbm_console.cli.output import duration, number, on_terminal, print_json, print_lines, share, table
 from kvbm_console.cli.params import access_options, format_option
 from kvbm_console.core.errors import ConnectionLost, KvbmConsoleError
+from kvbm_console.files import read_bounded
 
 if TYPE_CHECKING:
     from kvbm_console.client.broker import BrokerAddress
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 FLEET_MAX: Final = 10_000
 """Daemons of one view: each is a connection."""
+FLEET_BYTES_MAX: Final = 4 << 20
+"""Bytes of ``@FILE``: far above as many addresses with comments."""
 HASH_DIGITS: Final = 16
 
 
@@ -163,7 +166,7 @@ def _lines(name: str) -> Iterator[str]:
     """The targets of ``@FILE``: a line each, without blank lines and those that begin with ``#``."""
     path = Path(name[1:])
     try:
-        text = path.read_text()
+        text = read_bounded(path, FLEET_BYTES_MAX).decode()
     except (OSError, UnicodeDecodeError) as error:
         raise click.UsageError(f"TARGET {name}: {path} cannot be read ({error})") from None
     for line in text.splitlines():

@@ -16,7 +16,7 @@ from kvbm_console.core.config import BreakpointSpec
 from kvbm_console.core.errors import UsageError
 from kvbm_console.core.expression import compile_condition, compile_log
 from kvbm_console.core.ids import Word
-from kvbm_console.files import replacing
+from kvbm_console.files import read_bounded, replacing
 
 FILE_BYTES_MAX: Final = 1_000_000
 """256 breakpoints with the longest conditions."""
@@ -77,12 +77,8 @@ def _value(name: str, value: Any) -> Any:
 
 def read_specs(path: Path) -> list[BreakpointSpec]:
     """The breakpoints of a file with their ids there, each dependency before its dependents."""
-    with path.open("rb") as file:
-        data = file.read(FILE_BYTES_MAX + 1)
-    if len(data) > FILE_BYTES_MAX:
-        raise UsageError(f"{path}: a file of breakpoints has at most {FILE_BYTES_MAX} bytes")
     try:
-        document = msgspec.json.decode(data, type=dict[str, list[dict[str, Any]]])
+        document = msgspec.json.decode(read_bounded(path, FILE_BYTES_MAX), type=dict[str, list[dict[str, Any]]])
     except (msgspec.DecodeError, RecursionError) as error:
         raise UsageError(f"{path}: not a file of breakpoints: {error}") from None
     if set(document) != {"breakpoints"}:

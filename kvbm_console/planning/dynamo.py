@@ -114,7 +114,7 @@ class DynamoRequestTrace(TraceFile):
             if found.get("event_type") != "request_end" or "replay" not in (found.get("request") or {}):
                 return None
             record = msgspec.convert(found, _Record)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise self.bad(number, str(error)) from error
         replay = record.request.replay
         if max(replay.input_sequence_hashes, default=0) >= 2**64:

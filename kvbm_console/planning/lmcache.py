@@ -172,7 +172,7 @@ class LMCacheTrace(TraceFile):
                 if spec.warms() or request in seen:
                     continue
                 lookup = _lookup(round(call.t_mono * SECOND_NS), spec)
-            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
                 raise self.bad(number, str(error)) from error
             if lookup.hashes:
                 seen |= {request} - {""}

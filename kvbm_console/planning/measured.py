@@ -14,6 +14,7 @@ Law of this file: it reads and counts. A missing value is refused by file, place
 
 import copy
 import csv
+import io
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from itertools import accumulate, islice
@@ -26,10 +27,13 @@ from kvbm_console.core import events as ev
 from kvbm_console.core.columns import unpack_hashes
 from kvbm_console.core.errors import UsageError
 from kvbm_console.core.ids import SlotState, Tier
+from kvbm_console.files import read_bounded
 from kvbm_console.recording.reader import Recording
 
 ROWS_MAX: Final = 2_000_000
 """Rows of a table: a day of steps of 50 ms, and below a gigabyte of memory."""
+TABLE_BYTES_MAX: Final = 1 << 28
+"""As many rows of requests in CSV."""
 UNITS_NS: Final = {"ns": 1.0, "us": 1e3, "ms": 1e6, "s": 1e9}
 STEP_COLUMNS: Final = ("prefill_tokens", "decode_requests", "duration_ns")
 REQUEST_COLUMNS: Final = ("arrived_ns", "first_token_ns", "finished_ns", "prompt_tokens", "output_tokens")
@@ -121,22 +125,18 @@ def read_measured(path: Path, batch_tokens: int) -> Measured:
 
 def _rows(path: Path) -> list[Mapping[str, Any]]:
     try:
-        with path.open(encoding="utf-8", newline="") as file:
-            if path.suffix == ".csv":
-                rows: list[Any] = []
-                for row in csv.DictReader(file):
-                    rows.append(row)
-                    if len(rows) > ROWS_MAX:
-                        break
-            else:
-                text = file.read()
-                decode = msgspec.json.decode
-                rows = decode(text) if text.lstrip().startswith("[") else [
-                    decode(line) for line in text.splitlines() if line.strip()
-                ]
+        text = read_bounded(path, TABLE_BYTES_MAX).decode()
+        rows: list[Any]
+        if path.suffix == ".csv":
+            rows = list(islice(csv.DictReader(io.StringIO(text, newline="")), ROWS_MAX + 1))
+        else:
+            decode = msgspec.json.decode
+            rows = decode(text) if text.lstrip().startswith("[") else [
+                decode(line) for line in text.splitlines() if line.strip()
+            ]
     except UnicodeDecodeError:
         raise UsageError(f"{path} is neither a recording nor a table: it holds no text") from None
-    except (OSError, csv.Error, msgspec.DecodeError) as error:
+    except (OSError, csv.Error, msgspec.DecodeError, RecursionError) as error:
         raise UsageError(f"{path} cannot be read: {error}") from None
     if len(rows) > ROWS_MAX:
         raise UsageError(f"{path} must have at most {ROWS_MAX:,} rows")

@@ -10,7 +10,8 @@ from typing import Any
 import msgspec
 
 from kvbm_console.core.errors import UsageError
-from kvbm_console.simulator.link_settings import STEP, LinkSetting, settings_of
+from kvbm_console.files import read_bounded
+from kvbm_console.simulator.link_settings import FILE_BYTES_MAX, STEP, LinkSetting, settings_of
 
 
 class StepProfile(msgspec.Struct, frozen=True):
@@ -54,13 +55,13 @@ class MachineProfile(msgspec.Struct, frozen=True):
 def read_profile(path: Path) -> MachineProfile:
     """The profile in a file of ``calibrate --out``. Raises ``UsageError`` with the end of a sentence."""
     try:
-        tables: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
+        tables: dict[str, Any] = tomllib.loads(read_bounded(path, FILE_BYTES_MAX).decode())
         return MachineProfile(str(path), msgspec.convert(tables[STEP], StepProfile), settings_of(tables))
     except OSError as error:
         raise UsageError(f"must name a file that can be read, got {str(path)!r}: {error.strerror}") from None
     except KeyError as error:
         raise UsageError(f"must name a file of calibrate --out, got {str(path)!r}: it has no {error}") from None
-    except (ValueError, TypeError, msgspec.ValidationError) as error:
+    except (ValueError, TypeError, RecursionError, msgspec.ValidationError) as error:
         raise UsageError(f"must name a file of calibrate --out, got {str(path)!r}: {error}") from None
 
 

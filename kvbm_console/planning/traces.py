@@ -9,7 +9,7 @@ Azure and BurstGPT have lengths and no ids of blocks, so every prompt is differe
 """
 
 import csv
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
@@ -69,9 +69,9 @@ def _columns_of(line: bytes) -> set[str]:
         text = line.decode("utf-8-sig")
         if text.lstrip().startswith("{"):
             return {f"{key}:" for key in msgspec.json.decode(text.encode(), type=dict[str, Any])}
-    except (UnicodeDecodeError, msgspec.DecodeError):
+        return {name.strip().lower() for name in next(csv.reader([text]), [])}
+    except (UnicodeDecodeError, msgspec.DecodeError, RecursionError, csv.Error):
         return set()
-    return {name.strip().lower() for name in next(csv.reader([text]), [])}
 
 
 def parse_trace(text: str, limit: int | None = None) -> Workload:
@@ -125,14 +125,13 @@ class LengthsTrace(TraceFile):
         latest = 0
         count = 0
         with self.path.open(encoding="utf-8", newline="") as lines:
-            rows = csv.reader(lines)
-            time, prompt_tokens, output_tokens = columns = self._header(next(rows, []))
-            for row in rows:
+            rows = self._rows(lines)
+            time, prompt_tokens, output_tokens = columns = self._header(next(rows, (1, []))[1])
+            for number, row in rows:
                 if self.limit is not None and count >= self.limit:
                     return
                 if not row:
                     continue
-                number = rows.line_num
                 if len(row) <= max(columns):
                     raise self.bad(number, f"must have {max(columns) + 1} fields, got {len(row)}")
                 at_ns = self._time(row[time], number)
@@ -147,6 +146,15 @@ class LengthsTrace(TraceFile):
                     continue
                 yield self._request(count, latest, prompt, output)
                 count += 1
+
+    def _rows(self, lines: Iterable[str]) -> Iterator[tuple[int, list[str]]]:
+        """Each row with the number of its line."""
+        rows = csv.reader(lines)
+        try:
+            for row in rows:
+                yield rows.line_num, row
+        except (csv.Error, UnicodeDecodeError) as error:
+            raise self.bad(rows.line_num, str(error)) from None
 
     def _header(self, row: list[str]) -> list[int]:
         names = [name.strip().lstrip("\ufeff").lower() for name in row]

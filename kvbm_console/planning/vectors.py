@@ -13,6 +13,7 @@ import msgspec
 
 from kvbm_console.core.errors import InternalError, UsageError
 from kvbm_console.core.ids import EMPTY_HASH
+from kvbm_console.files import read_bounded
 from kvbm_console.planning.store import VECTORS, KVStore, StoreConfig
 from kvbm_console.simulator.hashing import as_hash, blis_hash
 
@@ -99,10 +100,7 @@ class VectorLine(msgspec.Struct, frozen=True):
 def read_vectors(path: Path) -> Vectors:
     """The vectors of a file. Raises ``UsageError`` with one sentence."""
     try:
-        size = path.stat().st_size
-        if size > FILE_BYTES_MAX:
-            raise UsageError(f"--vectors {path} must have at most {FILE_BYTES_MAX} bytes, got {size}")
-        data = path.read_bytes()
+        data = read_bounded(path, FILE_BYTES_MAX)
         vectors = msgspec.json.decode(data, type=Vectors)
         vectors.others = [
             key for key, value in msgspec.json.decode(data, type=dict[str, Any]).items()
@@ -110,7 +108,7 @@ def read_vectors(path: Path) -> Vectors:
         ]
     except OSError as error:
         raise UsageError(f"--vectors {path} cannot be read: {error.strerror}") from error
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise UsageError(f"--vectors {path} is no file of vectors: {error}") from error
     if vectors.schema != SCHEMA:
         raise UsageError(f"--vectors {path} must have the schema {SCHEMA}, got {vectors.schema!r}")

@@ -18,6 +18,7 @@ import msgspec
 
 from kvbm_console.core.errors import UsageError
 from kvbm_console.core.ids import Route
+from kvbm_console.files import read_bounded
 from kvbm_console.simulator.link import DEFAULT_LINKS, LinkSpec
 
 NAMES: Final[dict[str, tuple[str, ...]]] = {
@@ -28,8 +29,10 @@ STEP: Final = "step"
 """The table of a profile that is no link."""
 MEMCPY: Final = "memcpy"
 """A table of a file that is no link: the speed of copies within the host's memory, which bounds those of a device."""
-_RATE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]i?)?B/s", re.IGNORECASE)
-_TIME: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(ns|us|µs|ms|s)")
+FILE_BYTES_MAX: Final = 1 << 20
+"""Far above the size of a file with every link."""
+_RATE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]i?)?B/s", re.IGNORECASE | re.ASCII)
+_TIME: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(ns|us|µs|ms|s)", re.ASCII)
 _UNITS: Final = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 _UNITS_NS: Final = {"ns": 1, "us": 10**3, "µs": 10**3, "ms": 10**6, "s": 10**9}
 
@@ -78,10 +81,10 @@ def _known(name: str, text: str) -> str:
 def read_links(path: Path) -> tuple[LinkSetting, ...]:
     """The settings in a file of ``bench links``."""
     try:
-        return settings_of(tomllib.loads(path.read_text(encoding="utf-8")))
+        return settings_of(tomllib.loads(read_bounded(path, FILE_BYTES_MAX).decode()))
     except OSError as error:
         raise UsageError(f"must name a file that can be read, got {str(path)!r}: {error.strerror}") from None
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise UsageError(f"must name a file of bench links, got {str(path)!r}: {error}") from None
 
 

@@ -10,6 +10,7 @@ become full while the answer is generated. The published traces do not.
 """
 
 import stat
+from codecs import BOM_UTF8
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Final, TypeVar
@@ -121,6 +122,8 @@ class MooncakeTrace(TraceFile):
             while self.limit is None or index < self.limit:
                 text = lines.readline(LINE_BYTES_MAX + 1)
                 number += 1
+                if number == 1:
+                    text = text.removeprefix(BOM_UTF8)
                 if not text:
                     return
                 if len(text) > LINE_BYTES_MAX:
@@ -129,7 +132,7 @@ class MooncakeTrace(TraceFile):
                     continue
                 try:
                     line = decode(text)
-                except msgspec.DecodeError as error:
+                except (msgspec.DecodeError, RecursionError) as error:
                     raise self.bad(number, str(error)) from error
                 wanted = -(-line.input_length // TRACE_BLOCK_TOKENS)
                 if len(line.hash_ids) != wanted:

@@ -1,6 +1,7 @@
-"""Files that commands write in place of others.
+"""Files that commands read, and files that they write in place of others.
 
-Law of this file: what was there stays until the new file is complete, and a refusal names the path that the user gave.
+Law of this file: a file that cannot be read is refused with one sentence that names it. What was there stays until the
+new file is complete.
 """
 
 import os
@@ -11,11 +12,14 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from kvbm_console.cli.fleet import FLEET_BYTES_MAX
 from kvbm_console.cli.main import cli
 from kvbm_console.core.config import BreakpointSpec
 from kvbm_console.core.errors import UsageError
 from kvbm_console.debug.files import read_specs, write_specs
 from kvbm_console.files import replacing
+from kvbm_console.planning.measured import TABLE_BYTES_MAX
+from kvbm_console.planning.vectors import FILE_BYTES_MAX as VECTORS_BYTES_MAX
 from tests.cli.programs import PROGRAM
 
 SPECS = [BreakpointSpec(id=3, condition="waiting > 2")]
@@ -73,3 +77,54 @@ def test_the_configuration_is_written_with_force(tmp_path: Path, monkeypatch: py
     monkeypatch.setenv("KVBM_CONSOLE_CONFIG", str(path))
     assert CliRunner().invoke(cli, ["config", "init", "--force"]).exit_code == 0
     assert path.read_text().startswith("# Defaults")
+
+
+# --- input ---
+
+DEEP = 100_000
+
+
+@pytest.mark.parametrize(("name", "content", "args"), [
+    ("trace.csv", "x" * 200_000, ("simulate", "--trace", "{}")),
+    ("trace.csv", "TIMESTAMP,ContextTokens,GeneratedTokens\n" + "1" * 200_000, ("simulate", "--trace", "azure:{}")),
+    ("trace.csv", "TIMESTAMP,ContextTokens,GeneratedTokens\n\udcff", ("simulate", "--trace", "azure:{}")),
+    ("trace.jsonl", '{"a":' + "[" * DEEP, ("simulate", "--trace", "{}")),
+    ("trace.jsonl", '{"a":' + "[" * DEEP, ("simulate", "--trace", "mooncake:{}")),
+    ("trace.jsonl", '{"a":' + "[" * DEEP, ("simulate", "--trace", "dynamo:{}")),
+    ("steps.jsonl", "[" * DEEP, ("calibrate", "{}")),
+    ("steps.csv", "x" * 200_000, ("calibrate", "{}")),
+    ("profile.toml", "a = " + "[" * DEEP, ("simulate", "--profile", "{}")),
+    ("links.toml", "a = " + "[" * DEEP, ("simulate", "--links", "{}")),
+    ("vectors.json", '{"schema":' + "[" * DEEP, ("simulate", "--vectors", "{}")),
+    ("dynamo.jsonl", '{"a":' + "[" * DEEP + "\n", ("rec", "import", "dynamo", "{}", "--out", "{}.mcap")),
+    ("targets", "\udcff", ("fleet", "--once", "@{}")),
+], ids=lambda value: None if isinstance(value, tuple) else value[:24])
+def test_what_cannot_be_read_is_one_sentence(tmp_path: Path, name: str, content: str, args: tuple[str, ...]) -> None:
+    path = tmp_path / name
+    path.write_bytes(content.encode(errors="surrogateescape"))
+    done = CliRunner().invoke(cli, [arg.format(path) for arg in args])
+    assert (done.exit_code, done.stdout, len(done.stderr.splitlines())) == (2, "", 1), done.output
+    assert str(path) in done.stderr
+
+
+@pytest.mark.parametrize(("most", "args"), [
+    (TABLE_BYTES_MAX, ("calibrate", "{}")), (1 << 20, ("simulate", "--profile", "{}")),
+    (1 << 20, ("simulate", "--links", "{}")), (VECTORS_BYTES_MAX, ("simulate", "--vectors", "{}")),
+    (FLEET_BYTES_MAX, ("fleet", "--once", "@{}")),
+])
+def test_a_file_without_an_end_is_read_up_to_a_bound(tmp_path: Path, most: int, args: tuple[str, ...]) -> None:
+    path = tmp_path / "endless"
+    with path.open("wb") as file:
+        file.truncate(most + 1)
+    done = CliRunner().invoke(cli, [arg.format(path) for arg in args])
+    assert (done.exit_code, done.stdout, len(done.stderr.splitlines())) == (2, "", 1), done.output
+    assert f"{path} must have at most {most:,} bytes" in done.stderr
+
+
+def test_a_configuration_of_many_brackets_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "config.toml"
+    path.write_text("a = " + "[" * DEEP)
+    monkeypatch.setenv("KVBM_CONSOLE_CONFIG", str(path))
+    done = CliRunner().invoke(cli, ["status"])
+    assert (done.exit_code, len(done.stderr.splitlines())) == (2, 1)
+    assert str(path) in done.stderr

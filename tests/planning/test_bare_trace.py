@@ -18,7 +18,8 @@ OURS: Final = '{"timestamp": 0, "input_length": 1100, "output_length": 4, "hash_
 AZURE: Final = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,374,44\n"
 BURST: Final = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n5,ChatGPT,472,18,490,log\n"
 FILES: Final = {
-    "mooncake": "\n" + MOONCAKE, "mooncake ours": OURS, "azure": AZURE, "azure bom": "\ufeff" + AZURE,
+    "mooncake": "\n" + MOONCAKE, "mooncake ours": OURS, "mooncake bom": "\ufeff" + MOONCAKE,
+    "azure": AZURE, "azure bom": "\ufeff" + AZURE,
     "burstgpt": BURST,
 }
 BLOCKS: Final = {"mooncake": 16_384, "azure": 16_384, "burstgpt": 16_384}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from kvbm_console.cli.output import number, print_result, table, warn
-from kvbm_console.cli.params import format_option
+from kvbm_console.cli.params import FloatRange, format_option
 from kvbm_console.core.errors import NotFound, UsageError
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class Capacity(click.ParamType):  # type: ignore[type-arg]
 
 @click.command()
 @click.argument("source", metavar="zmq://HOST:PORT|http://HOST:PORT|CAPTURE")
-@click.option("--seconds", type=click.FloatRange(0, 1e7, min_open=True), metavar="N", help="End after N seconds.")
+@click.option("--seconds", type=FloatRange(0, 1e7, min_open=True), metavar="N", help="End after N seconds.")
 @click.option("--batches", type=click.IntRange(1), metavar="N", help="End after N batches.")
 @click.option("--capacity", multiple=True, type=Capacity(), metavar="MEDIUM=BLOCKS",
               help="The blocks of a medium; several times for several media.")

@@ -15,7 +15,7 @@ from kvbm_console.addresses import socket_address
 from kvbm_console.cli.attach import show
 from kvbm_console.cli.machine import daemon_options, workload_options
 from kvbm_console.cli.output import require_terminal, warn
-from kvbm_console.cli.params import DEMO_SOCKET, format_option, look_options
+from kvbm_console.cli.params import DEMO_SOCKET, FloatRange, format_option, look_options
 from kvbm_console.core.errors import UsageError
 from kvbm_console.recording.options import RecordingOptions
 from kvbm_console.simulator.incident import SCENARIOS
@@ -35,7 +35,7 @@ KEEP_BYTES: Final = 64_000_000
 @click.option("--no-record", is_flag=True,
               help=f"Keep no recording. Without it and --record the last {KEEP_BYTES // 10**6} MB of all demos stay in "
                    "the state directory of this user.")
-@click.option("--seconds", type=click.FloatRange(0, 1e6, min_open=True), metavar="N",
+@click.option("--seconds", type=FloatRange(0, 1e6, min_open=True), metavar="N",
               help="End after N seconds.  [default: 30 without a terminal]")
 @format_option("text", "json")
 @workload_options

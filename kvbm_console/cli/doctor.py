@@ -11,7 +11,7 @@ import click
 
 from kvbm_console.cli.ask import RUN, evidence_from
 from kvbm_console.cli.output import duration, number, print_result, progress, share, table
-from kvbm_console.cli.params import format_option, target_option
+from kvbm_console.cli.params import FloatRange, format_option, target_option
 from kvbm_console.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class Evidenced(click.Path):
 @RUN
 @target_option
 @click.option("--brief", is_flag=True, help="One line for each problem, without explanation.")
-@click.option("--seconds", type=click.FloatRange(0, 3600, min_open=True), metavar="N",
+@click.option("--seconds", type=FloatRange(0, 3600, min_open=True), metavar="N",
               help="Follow an engine's event stream for N seconds before it is compared.  [default: 3]")
 @format_option("text", "json")
 @click.pass_context

@@ -4,6 +4,7 @@ Law of this file: a refused value is named with its bound, and every flag that a
 here once.
 """
 
+import math
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -23,7 +24,7 @@ DEMO_SOCKET: Final = "demo.sock"
 _UNITS_NS: Final = {
     "ns": 1, "us": 1_000, "µs": 1_000, "ms": 1_000_000, "s": 1_000_000_000, "m": 60 * 10**9, "h": 3_600 * 10**9,
 }
-_DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(ns|us|µs|ms|s|m|h)")
+_DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(ns|us|µs|ms|s|m|h)", re.ASCII)
 
 _SHARD: Final = re.compile(r"([0-9]{1,4})/([0-9]{1,4})")
 
@@ -42,6 +43,17 @@ def options(*flags: Callable[[Any], Any]) -> Callable[[F], F]:
         return command
 
     return add
+
+
+class FloatRange(click.FloatRange):
+    """A number within bounds. ``nan`` is within none, although it is neither above nor below."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """The number; refuses what is out of bounds."""
+        number = float(super().convert(value, param, ctx))
+        if math.isnan(number):
+            self.fail(f"{value} is not in the range {self._describe_range()}.", param, ctx)
+        return number
 
 
 class Duration(click.ParamType):  # type: ignore[type-arg]

@@ -31,9 +31,9 @@ from kvbm_console.planning.options import SimulateOptions, parse_size
 if TYPE_CHECKING:
     from kvbm_console.planning.plan import ChangeRow, Figure, Goal, MachinePlan
 
-_SHARE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(%?)")
+_SHARE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(%?)", re.ASCII)
 _PART: Final = re.compile(r"(.+)-(device|host|disk)")
-_SLO: Final = re.compile(r"ttft-p(\d{1,2})=(.+)")
+_SLO: Final = re.compile(r"ttft-p(\d{1,2})=(.+)", re.ASCII)
 DAY_NS: Final = 86_400 * 10**9
 _TIME: Final = Duration(1, DAY_NS, "from 1ns to 24h")
 

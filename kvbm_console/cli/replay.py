@@ -8,7 +8,7 @@ import click
 
 from kvbm_console.cli.attach import explainer, what_if_searcher
 from kvbm_console.cli.output import print_json
-from kvbm_console.cli.params import format_option, look_options
+from kvbm_console.cli.params import FloatRange, format_option, look_options
 from kvbm_console.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ HITS_MAX: Final = 20_000
 @click.option("--at", "place", metavar="PLACE", help="Begin here: an event, 90s or -60s of the engine's time, end, a "
               "time of day such as 15:00:03 or 2026-11-21T15:00:00, or an exported page's link (#seq=237&slot=5).  "
               "[default: the end; with --speed the beginning]")
-@click.option("--speed", type=click.FloatRange(0.001, 1e6), metavar="FACTOR",
+@click.option("--speed", type=FloatRange(0.001, 1e6), metavar="FACTOR",
               help="Play from there at once, N times as fast.")
 @click.option("--follow", is_flag=True, help="The recording is still being written: begin at its end, go on with it.")
 @click.option("--run", metavar="ID", help="Incarnation of the run to show.  [default: the last run]")

@@ -18,7 +18,7 @@ import click
 from kvbm_console.addresses import DEFAULT_SOCKET, socket_address
 from kvbm_console.cli.machine import daemon_options, machine_line, recording_flags, workload_options
 from kvbm_console.cli.output import print_result, warn
-from kvbm_console.cli.params import Listen, Name, Shard, format_option
+from kvbm_console.cli.params import FloatRange, Listen, Name, Shard, format_option
 from kvbm_console.cli.summary import carried_well, summary_text
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ THREADS_GRACE_S: Final = 0.2
               help="Deciders, each but the first in a process of its own, compared after every stimulus. A difference "
                    "ends the daemon and is told.")
 @click.option("--exit-when-done", is_flag=True, help="End when the workload has ended.")
-@click.option("--seconds", type=click.FloatRange(0, 1e7, min_open=True), metavar="N", help="End after N seconds.")
+@click.option("--seconds", type=FloatRange(0, 1e7, min_open=True), metavar="N", help="End after N seconds.")
 @format_option("text", "json")
 @recording_flags
 @workload_options

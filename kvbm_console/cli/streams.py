@@ -15,7 +15,7 @@ import click
 import msgspec
 
 from kvbm_console.cli.output import number, print_result, progress, share, table, warn
-from kvbm_console.cli.params import format_option
+from kvbm_console.cli.params import FloatRange, format_option
 from kvbm_console.core.config import LeaderConfig
 from kvbm_console.core.errors import ConnectionLost, UsageError
 
@@ -81,7 +81,7 @@ def _imported_lines(report: Imported) -> list[str]:
 @click.argument("address", metavar="zmq://HOST:PORT[?replay=PORT&topic=NAME&ranks=N]")
 @click.option("--out", metavar="DIR", required=True, type=click.Path(path_type=Path, file_okay=False),
               help="Directory of frames.bin; with several publishers it has a directory for each rank.")
-@click.option("--seconds", type=click.FloatRange(0, 1e7, min_open=True), metavar="N", help="End after N seconds.")
+@click.option("--seconds", type=FloatRange(0, 1e7, min_open=True), metavar="N", help="End after N seconds.")
 @click.option("--batches", type=click.IntRange(1), metavar="N", help="End after N batches.")
 @format_option("text", "json")
 def capture(address: str, out: Path, seconds: float | None, batches: int | None, form: str) -> None:

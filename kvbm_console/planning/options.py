@@ -64,7 +64,7 @@ with rules of its own for lookups and evictions. By the original wording of BC-2
 place in the order of eviction."""
 INSTANCES_MAX: Final = 256
 HOSTS_MAX: Final = 16
-_SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]i?)?B?", re.IGNORECASE)
+_SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]i?)?B?", re.IGNORECASE | re.ASCII)
 _UNITS: Final = {
     "": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40,
 }

@@ -16,6 +16,7 @@ from kvbm_console.cli.cache_options import CACHE_FLAGS
 from kvbm_console.cli.config import options_of, read
 from kvbm_console.cli.main import cli
 from kvbm_console.core.errors import UsageError
+from tests.cli.tree import leaves
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 BLOCKS: Final = "16777216"
@@ -157,6 +158,21 @@ def test_two_ways_to_say_the_host_tier_contradict_each_other(command: str) -> No
     result = run(command, *USUAL[command], "--kv-cpu-size", "64GiB", "--kv-cpu-blocks", "3")
     assert result.exit_code == 2
     assert "--kv-cpu-size and --kv-cpu-blocks say the same, got 64GiB and 3" in result.stderr
+
+
+@pytest.mark.parametrize("words", leaves(), ids=" ".join)
+def test_no_range_holds_what_is_no_number(words: tuple[str, ...]) -> None:
+    for option in leaves()[words].params:
+        if isinstance(option.type, click.FloatRange):
+            with pytest.raises(click.BadParameter, match="nan is not in the range"):
+                option.type.convert("nan", option, None)
+
+
+@pytest.mark.parametrize("text", ["٣ms", "3٣ms"])
+def test_a_duration_has_digits_of_ascii(text: str) -> None:
+    result = run("simulate", *USUAL["simulate"], "--step-base", text)
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
+    assert f"must be a duration with a unit such as 30s or 200ms, got '{text}'" in result.stderr
 
 
 # --- files of the repository ---

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
-from kvbm_console.cli.params import resolve_target
+from kvbm_console.cli.params import resolve_target, typed
 from kvbm_console.stream.feed import Disconnected, FeedItem
 
 if TYPE_CHECKING:
@@ -177,12 +177,17 @@ RUN: Final = click.option("--run", metavar="ID",
                           help="The run of a recording, by its incarnation.  [default: the last]")
 
 
+def check_one_source(path: Path | None, target: str | None, run: str | None) -> None:
+    """Refuse a recording beside a target, and a run without a recording."""
+    if path is None and typed("run", run) is not None:
+        raise click.UsageError("--run names a run of a recording, and none is given")
+    if path is not None and typed("target", target) is not None:
+        raise click.UsageError(f"give a recording or --target, not both: {path} and {target!r}")
+
+
 def evidence_from(path: Path | None, target: str | None, run: str | None = None) -> "Evidence":
     """The recording at ``path``, else what the target's ring holds. Raises ``UsageError`` or ``ConnectionLost``."""
-    if path is None and run is not None:
-        raise click.UsageError("--run names a run of a recording, and none is given")
-    if path is not None and target is not None:
-        raise click.UsageError(f"give a recording or --target, not both: {path} and {target!r}")
+    check_one_source(path, target, run)
     if path is None:
         return live_evidence(resolve_target(None, target))
     from kvbm_console.analysis.walk import evidence_of

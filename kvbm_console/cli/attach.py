@@ -16,7 +16,7 @@ import click
 
 from kvbm_console.addresses import socket_address
 from kvbm_console.cli.output import on_terminal, print_result, require_terminal, warn
-from kvbm_console.cli.params import LOOK, FloatRange, access_options, look_options, resolve_target
+from kvbm_console.cli.params import LOOK, FloatRange, access_options, look_options, resolve_target, typed
 from kvbm_console.cli.summary import live_line, recorder_text, summary_text
 from kvbm_console.cli.web import RUN_MAIN, in_browser, serve
 from kvbm_console.core.errors import KvbmConsoleError, UsageError
@@ -66,14 +66,14 @@ def attach(
     """
     from kvbm_console.cli.ask import access_flags, check_target, run
 
-    named = [*targets, *flags]
+    named = [*targets, *((typed("flags", flags) or ()) if targets else flags)]
     engines = [name for name in named if name.startswith(ENGINES)]
     if engines:
         if len(engines) < len(named):
             raise UsageError(f"attach follows engines or daemons, not both at once: {', '.join(named)}")
         follow_engines(engines, record, seconds, look)
         return
-    if seconds is not None:
+    if typed("seconds", seconds) is not None:
         raise click.UsageError("--seconds needs the address of an event stream: zmq://HOST:PORT or http://HOST:PORT")
     addresses = addresses_of(named)
     for address in addresses:

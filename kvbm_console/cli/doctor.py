@@ -11,7 +11,7 @@ import click
 
 from kvbm_console.cli.ask import RUN, evidence_from
 from kvbm_console.cli.output import duration, number, print_result, progress, share, table
-from kvbm_console.cli.params import FloatRange, format_option, target_option
+from kvbm_console.cli.params import FloatRange, format_option, target_option, typed
 from kvbm_console.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -67,14 +67,14 @@ def doctor(
     is wrong. Exit 0 without a difference, 1 otherwise.
     """
     if isinstance(place, str):
-        if run is not None or target is not None:
+        if typed("run", run) is not None or typed("target", target) is not None:
             raise UsageError(f"--run and --target go with recordings and daemons, and {place} is an engine")
         from kvbm_console.cli.ask import run as run_task
 
         reports = run_task(_compare(place, 3.0 if seconds is None else seconds))
         print_result(form, reports, lambda: [line for report in reports for line in _compared(report, brief=brief)])
         ctx.exit(0 if all(report.ok for report in reports) else 1)
-    if seconds is not None:
+    if typed("seconds", seconds) is not None:
         raise UsageError("--seconds needs the http:// address of an engine")
     from kvbm_console.analysis.diagnosis import diagnose, document
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import click
+from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
 from kvbm_console.addresses import TARGET_VARIABLE, default_target, parse_address
@@ -18,6 +19,7 @@ from kvbm_console.core.errors import UsageError
 from kvbm_console.core.ids import NUMBER_MAX, Word
 
 F = TypeVar("F", bound=Callable[..., Any])
+V = TypeVar("V")
 
 DEMO_SOCKET: Final = "demo.sock"
 """``demo`` listens on a socket of its own name, so that it never stands in the way of a daemon."""
@@ -160,9 +162,16 @@ class Name(click.ParamType):  # type: ignore[type-arg]
         return text
 
 
+def typed(name: str, value: V) -> V | None:
+    """The value of a flag, None if it is a default of the configuration file: what is typed beside it wins."""
+    context = click.get_current_context(silent=True)
+    by_file = context is not None and context.get_parameter_source(name) is ParameterSource.DEFAULT_MAP
+    return None if by_file else value
+
+
 def resolve_target(positional: str | None, flag: str | None) -> str:
     """The address to talk to: the argument, the flag, the environment, else the default socket."""
-    if positional is not None and flag is not None and positional != flag:
+    if positional is not None and typed("target", flag) not in (None, positional):
         raise click.UsageError(f"TARGET and --target name two addresses, {positional!r} and {flag!r}")
     text = positional or flag
     where = "TARGET" if positional is not None else "--target"

@@ -103,13 +103,10 @@ def print_made(form: str, made: "Made", note: str = "; state replay only", *, cl
 def replayable(path: Path | None, target: str | None, run: str | None) -> "Iterator[Recording]":
     """The recording at ``path``, else that of the target's own recorder where it lies on this machine, else the events
     that the target still holds, in a file that is removed behind the block."""
-    from kvbm_console.cli.ask import ask
+    from kvbm_console.cli.ask import ask, check_one_source
     from kvbm_console.recording.reader import Recording
 
-    if path is None and run is not None:
-        raise click.UsageError("--run names a run of a recording, and none is given")
-    if path is not None and target is not None:
-        raise click.UsageError(f"give a recording or --target, not both: {path} and {target!r}")
+    check_one_source(path, target, run)
     if path is not None:
         yield Recording.open(path, run)
         return

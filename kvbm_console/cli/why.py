@@ -19,7 +19,7 @@ from kvbm_console.cli.output import (
     share,
     table,
 )
-from kvbm_console.cli.params import Duration, format_option, target_option
+from kvbm_console.cli.params import Duration, format_option, target_option, typed
 from kvbm_console.cli.recorder import replayable
 from kvbm_console.core.errors import UsageError
 
@@ -55,7 +55,7 @@ def why(
     """
     from kvbm_console.analysis.explain import explain, grouped, only_block
 
-    if within is not None and not counterfactual:
+    if typed("within", within) is not None and not counterfactual:
         raise UsageError("--within needs --what-if")
     if counterfactual:
         with replayable(path, target, run) as recording:

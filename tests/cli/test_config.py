@@ -139,3 +139,37 @@ print(defaults())
     environment.pop("KVBM_CONSOLE_CONFIG", None)
     done = subprocess.run([sys.executable, "-c", asked], env=environment, capture_output=True, text=True, check=False)
     assert (done.stdout, done.stderr) == ("{}\n", "")
+
+
+TAPE = str(Path(__file__).parents[2] / "recordings" / "thrash.mcap")
+
+
+@pytest.mark.parametrize(("text", "args", "says"), [
+    ('[why]\ntarget = "unix:/nowhere.sock"\n', ("why", "chat-0.0", TAPE), ""),
+    ('[why]\nwithin = "5s"\n', ("why", "chat-0.0", TAPE), ""),
+    ('[why]\ntarget = "unix:/nowhere.sock"\n', ("why", "chat-0.0", TAPE, "--what-if"), ""),
+    ('[why]\nrun = "x"\n', ("why", "chat-0.0", "--target", "unix:/nowhere.sock"), "no daemon listens"),
+    ('[doctor]\ntarget = "unix:/nowhere.sock"\n', ("doctor", TAPE), ""),
+    ("[doctor]\nseconds = 5\n", ("doctor", TAPE), ""),
+    ('[doctor]\ntarget = "unix:/nowhere.sock"\n', ("doctor", "http://127.0.0.1:1"), "127.0.0.1:1"),
+    ('[status]\ntarget = "unix:/nowhere.sock"\n', ("status", "unix:/other.sock"), "/other.sock"),
+    ('[attach]\ntarget = ["unix:/nowhere.sock"]\nseconds = 5\n', ("attach", "unix:/other.sock"), "/other.sock"),
+])
+def test_a_default_loses_to_what_is_typed_beside_it(file: Path, text: str, args: tuple[str, ...], says: str) -> None:
+    file.write_text(text)
+    done = CliRunner().invoke(cli, args)
+    assert says in done.stderr
+    assert "/nowhere.sock" not in done.stderr or says == "no daemon listens"
+    assert says or done.exit_code < 2, done.stderr
+
+
+@pytest.mark.parametrize(("args", "says"), [
+    (("why", "chat-0.0", TAPE, "--target", "unix:/a"), "give a recording or --target, not both"),
+    (("why", "chat-0.0", TAPE, "--within", "5s"), "--within needs --what-if"),
+    (("doctor", TAPE, "--seconds", "5"), "--seconds needs the http:// address"),
+    (("status", "unix:/a", "--target", "unix:/b"), "name two addresses"),
+])
+def test_two_typed_values_still_contradict_each_other(file: Path, args: tuple[str, ...], says: str) -> None:
+    file.write_text("")
+    done = CliRunner().invoke(cli, args)
+    assert (done.exit_code, says in done.stderr) == (2, True)

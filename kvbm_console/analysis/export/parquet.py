@@ -6,6 +6,7 @@ of the rows; times are nanoseconds of the engine.
 Law of this file: rows are written in groups as they come, so that memory does not grow with the recording.
 """
 
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,14 @@ class ParquetTables(TableRows):
 
     def close(self) -> None:
         """Write the waiting rows and end the files."""
-        super().close()
-        for writer in self._writers.values():
-            writer.close()
+        with ExitStack() as files:  # each file is closed, also beside one that fails
+            for writer in self._writers.values():
+                files.callback(_close, writer)
+            super().close()
+
+
+def _close(writer: Any) -> None:
+    try:
+        writer.close()
+    finally:
+        writer.is_open = False  # it would try again when it is collected, and print a traceback

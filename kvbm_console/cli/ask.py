@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
-from kvbm_console.cli.params import resolve_target, typed
+from kvbm_console.cli.params import FilePath, resolve_target, typed
 from kvbm_console.stream.feed import Disconnected, FeedItem
 
 if TYPE_CHECKING:
@@ -172,7 +172,7 @@ async def check_target(target: str) -> None:
 
 
 RECORDING: Final = click.argument("path", metavar="[DIR-or-FILE]", required=False,
-                                  type=click.Path(exists=True, path_type=Path))
+                                  type=FilePath(exists=True, path_type=Path))
 RUN: Final = click.option("--run", metavar="ID",
                           help="The run of a recording, by its incarnation.  [default: the last]")
 

@@ -16,7 +16,7 @@ import click
 
 from kvbm_console.addresses import socket_address
 from kvbm_console.cli.output import on_terminal, print_result, require_terminal, warn
-from kvbm_console.cli.params import LOOK, FloatRange, access_options, look_options, resolve_target, typed
+from kvbm_console.cli.params import LOOK, FilePath, FloatRange, access_options, look_options, resolve_target, typed
 from kvbm_console.cli.summary import live_line, recorder_text, summary_text
 from kvbm_console.cli.web import RUN_MAIN, in_browser, serve
 from kvbm_console.core.errors import KvbmConsoleError, UsageError
@@ -46,7 +46,7 @@ LINE_EVERY_S: Final = 1.0
               help="unix:PATH or HOST:PORT, several times for several; default KVBM_CONSOLE_TARGET, else the default "
                    "socket.")
 @click.option("--read-only", is_flag=True, help="Never set a breakpoint or continue a hold from this console.")
-@click.option("--record", type=click.Path(path_type=Path), metavar="PLACE",
+@click.option("--record", type=FilePath(path_type=Path), metavar="PLACE",
               help="Record what the console sees into this new file (*.mcap) or directory, each target on its own.")
 @click.option("--serve-web", is_flag=False, flag_value=8000, default=None, type=click.IntRange(1, 65_535),
               metavar="[PORT]", help="Offer the console to a browser on this machine instead; needs the extra `web`.")

@@ -10,7 +10,7 @@ import click
 import msgspec
 
 from kvbm_console.cli.output import duration, print_result
-from kvbm_console.cli.params import Duration, format_option
+from kvbm_console.cli.params import Duration, FilePath, format_option
 from kvbm_console.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -23,11 +23,11 @@ def bench() -> None:
 
 
 @bench.command("links")
-@click.option("--disk", type=click.Path(path_type=Path), metavar="DIR",
+@click.option("--disk", type=FilePath(path_type=Path), metavar="DIR",
               help="Also measure the disk of this directory, with a file that is removed.")
 @click.option("--for", "for_ns", type=Duration(10**8, 30 * 10**9, "from 100ms to 30s"), default="8s",
               show_default=True, metavar="TIME", help="How long to measure.")
-@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
+@click.option("--out", type=FilePath(path_type=Path, dir_okay=False), metavar="FILE",
               help="Write the links for --links of simulate, compare, serve and demo; the file must not exist.")
 @format_option("text", "json")
 def links(disk: Path | None, for_ns: int, out: Path | None, form: str) -> None:

@@ -14,6 +14,7 @@ from kvbm_console.cli.output import answer, print_json, print_lines, warn
 from kvbm_console.cli.params import (
     NUMBER,
     Duration,
+    FilePath,
     Labelled,
     compiled,
     format_option,
@@ -225,7 +226,7 @@ break_group.add_command(_switch("disable", "Mute a breakpoint without removing i
 
 
 @break_group.command(name="save")
-@click.argument("file", type=click.Path(dir_okay=False, writable=True, path_type=Path))
+@click.argument("file", type=FilePath(dir_okay=False, writable=True, path_type=Path))
 @target_option
 @format_option("text", "json")
 def break_save(file: Path, target: str | None, form: str) -> None:
@@ -239,7 +240,7 @@ def break_save(file: Path, target: str | None, form: str) -> None:
 
 
 @break_group.command(name="load")
-@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("file", type=FilePath(exists=True, dir_okay=False, path_type=Path))
 @target_option
 @format_option("text", "json")
 def break_load(file: Path, target: str | None, form: str) -> None:
@@ -272,9 +273,9 @@ def break_load(file: Path, target: str | None, form: str) -> None:
 
 @break_group.command(name="test")
 @click.argument("expression", metavar="[EXPR]", default="")
-@click.option("--on", "recording", required=True, type=click.Path(exists=True, path_type=Path), metavar="RECORDING",
+@click.option("--on", "recording", required=True, type=FilePath(exists=True, path_type=Path), metavar="RECORDING",
               help="A recording: a directory or a file.")
-@click.option("--file", "file", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="FILE",
+@click.option("--file", "file", type=FilePath(exists=True, dir_okay=False, path_type=Path), metavar="FILE",
               help="Try the breakpoints of a file that `break save` wrote, all at once.")
 @click.option("--run", metavar="ID",
               help="Incarnation of the run to try the breakpoint on.  [default: the last run]")

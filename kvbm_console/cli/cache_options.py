@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, get_args
 import click
 
 from kvbm_console.cli.output import duration, warn
-from kvbm_console.cli.params import Duration, options
+from kvbm_console.cli.params import Duration, FilePath, options
 from kvbm_console.core.config import SECOND_NS, OffloadLinkBusy, Prefetch, PrefetchStop
 from kvbm_console.core.errors import UsageError
 from kvbm_console.core.eviction.policy import DEFAULT_POLICY, POLICIES, PRESETS, PolicyConfig
@@ -118,17 +118,17 @@ class LinkParam(click.ParamType):  # type: ignore[type-arg]
             self.fail(str(error), param, ctx)
 
 
-class MachineFile(click.Path):
+class MachineFile(FilePath):
     """A file of ``bench links`` or of ``calibrate``: what ``read`` makes of it."""
 
     def __init__(self, read: Callable[[Path], Any]) -> None:
-        super().__init__()
+        super().__init__(path_type=Path)
         self._read = read
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """The settings; refuses a file that has none."""
         try:
-            return self._read(Path(value)) if isinstance(value, str | Path) else value
+            return self._read(Path(str(super().convert(value, param, ctx)))) if isinstance(value, str | Path) else value
         except UsageError as error:
             self.fail(str(error), param, ctx)
 
@@ -201,7 +201,7 @@ machine_options = options(
 cache_options = options(chosen_options, machine_options)
 """All of the machine, the same for ``simulate``, ``plan``, ``serve`` and ``demo``."""
 rank_options = options(
-    click.option("--bytes", "with_bytes", type=click.Path(path_type=Path, file_okay=False), metavar="DIR",
+    click.option("--bytes", "with_bytes", type=FilePath(path_type=Path, file_okay=False), metavar="DIR",
                  help="Give every block bytes, the disk tier's in this directory: a process of each rank moves them, "
                       "and every load and reused prefix is compared. The recording stays the same."),
     click.option("--ranks", type=click.IntRange(1, 1024), default=1, show_default=True, metavar="N",
@@ -320,7 +320,7 @@ def policy_config(policy: str | None, preset: str | None, **parameters: Any) -> 
 def require_trace(trace: str | None) -> str:
     """``--trace`` with its format; a run has nothing to run without a trace."""
     if trace is None:
-        raise click.UsageError("--trace must name a trace, for example FILE or multiturn:requests=1000")
+        raise UsageError("--trace must name a trace, for example FILE or multiturn:requests=1000")
     from kvbm_console.planning.traces import named_trace
 
     return named_trace(trace)

@@ -11,7 +11,7 @@ import msgspec
 
 from kvbm_console.cli.compare import draw_residuals, require_plot
 from kvbm_console.cli.output import number, print_result, warn
-from kvbm_console.cli.params import format_option
+from kvbm_console.cli.params import FilePath, format_option
 from kvbm_console.core.errors import UsageError
 from kvbm_console.simulator.link_settings import LinkSetting
 
@@ -26,17 +26,17 @@ TABLE_REQUESTS: Final = 256
 
 
 @click.command()
-@click.argument("path", metavar="RUN|FILE", type=click.Path(exists=True, path_type=Path))
+@click.argument("path", metavar="RUN|FILE", type=FilePath(exists=True, path_type=Path))
 @click.option("--max-num-batched-tokens", type=click.IntRange(1, 2**20), metavar="N",
               help="Most tokens of one iteration of the engine that was measured.  [default: the most that a recording "
                    f"has, {TABLE_TOKENS} for a table]")
 @click.option("--max-num-seqs", type=click.IntRange(1, 2**20), metavar="N",
               help="Most requests that the engine ran at once.  [default: the most that a recording has, "
                    f"{TABLE_REQUESTS} for a table]")
-@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
+@click.option("--out", type=FilePath(path_type=Path, dir_okay=False), metavar="FILE",
               help="Write times and links with their range, for --profile of simulate, compare, plan, serve and demo; "
                    "the file must not exist.")
-@click.option("--plot", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
+@click.option("--plot", type=FilePath(path_type=Path, dir_okay=False), metavar="FILE",
               help="Draw how far each measurement is from its fit, as .svg or .png; needs the extra 'plot'.")
 @format_option("text", "json")
 def calibrate(

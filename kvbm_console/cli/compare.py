@@ -28,7 +28,7 @@ from kvbm_console.cli.cache_options import (
     trace_options,
 )
 from kvbm_console.cli.output import ABSENT, number, print_json, table, warn
-from kvbm_console.cli.params import format_option
+from kvbm_console.cli.params import FilePath, format_option
 from kvbm_console.core.errors import UsageError
 from kvbm_console.core.eviction.policy import POLICIES, PRESETS
 from kvbm_console.extras import missing
@@ -81,7 +81,7 @@ class Numbers(click.ParamType):  # type: ignore[type-arg]
 @click.option("--instances", type=int, default=1, show_default=True, metavar="N", help="Engines, fed round robin.")
 @click.option("--cache-only", is_flag=True, help="Leave the engine out: one pool, in the trace's own blocks.")
 @click.option("--workers", type=click.IntRange(1, 1024), metavar="N", help="Processes.  [default: as many as cores]")
-@click.option("--plot", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
+@click.option("--plot", type=FilePath(path_type=Path, dir_okay=False), metavar="FILE",
               help="Draw hit rate against capacity as .svg or .png; needs the extra 'plot'.")
 @click.option("--per-request", nargs=2, metavar="A B",
               help="List the requests whose hits differ most between two settings, each POLICY or POLICY@BLOCKS.")

@@ -179,7 +179,9 @@ def _section(path: Path, name: str, values: Any) -> dict[str, Any]:
     converted: dict[str, Any] = {}
     for key, value in values.items():
         if key not in known:
-            raise UsageError(f"{path}: [{name}] has no key {key!r}; {_nearest(key, known)}")
+            other = next((first for first, option in known.items() if f"--{key}" in option.opts), None)
+            nearest = _nearest(key, known) if other is None else f"the flag's key is {other!r}"
+            raise UsageError(f"{path}: [{name}] has no key {key!r}; {nearest}")
         converted[str(known[key].name)] = _converted(f"{path}: [{name}] {key}", known[key], value)
     try:
         _check_together(name, converted)

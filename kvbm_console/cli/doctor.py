@@ -11,7 +11,7 @@ import click
 
 from kvbm_console.cli.ask import RUN, evidence_from
 from kvbm_console.cli.output import duration, number, print_result, progress, share, table
-from kvbm_console.cli.params import FloatRange, format_option, target_option, typed
+from kvbm_console.cli.params import FilePath, FloatRange, format_option, target_option, typed
 from kvbm_console.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ SETTLE_S: Final = 1.0
 """An engine tells its metrics within this time after the step that it published."""
 
 
-class Evidenced(click.Path):
+class Evidenced(FilePath):
     """A recording, or the ``http://`` address of an engine."""
 
     def convert(

@@ -7,12 +7,14 @@ import json
 import os
 import sys
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from kvbm_console.cli.main import EXIT_INTERRUPTED
 from kvbm_console.cli.output import number, print_result, progress_line, warn
-from kvbm_console.cli.params import Duration, format_option, options
+from kvbm_console.cli.params import Duration, FilePath, format_option, options
 from kvbm_console.core.config import SECOND_NS
 from kvbm_console.core.errors import UsageError
 from kvbm_console.explore.connector_faults import CONNECTOR_FAULTS
@@ -61,7 +63,7 @@ def search_options(engine: str) -> "Callable[[Callable[..., int]], Callable[...,
         click.option("--workers", type=int, default=None, metavar="N",
                      help="Processes.  [default: as many as cores]"),
         click.option("--first", "first_only", is_flag=True, help="End with the first finding."),
-        click.option("--out", type=click.Path(path_type=Path, file_okay=False), metavar="DIR",
+        click.option("--out", type=FilePath(path_type=Path, file_okay=False), metavar="DIR",
                      help="Write a scenario, a pytest file, an issue text and a recording for each finding."),
         format_option("text", "json"),
     )
@@ -111,13 +113,14 @@ def _search(
     profiles: tuple[str, ...], workers: int | None, first_only: bool, out: Path | None, form: str,
     adapters: tuple[str, ...] = (),
 ) -> int:
-    from kvbm_console.cli.main import EXIT_INTERRUPTED
     from kvbm_console.explore.report import write
     from kvbm_console.explore.search import Search
 
     count = workers if workers is not None else os.cpu_count() or 1
     if not 1 <= count <= 256:
         raise UsageError(f"--workers must be from 1 to 256, got {count}")
+    if out is not None:
+        _make(out)
     search = Search(
         connector=entry, engine=engine, profiles=profiles or PROFILES_OF[engine], faults=faults, adapters=adapters,
         seeds=seeds, processes=count, seconds=for_ns / SECOND_NS, first_only=first_only, tell=_progress(),
@@ -134,6 +137,16 @@ def _search(
         search.record(report, {signature: place / "recording.mcap" for signature, place in places.items()})
     print_result(form, document(report, places), lambda: lines(report, places))
     return EXIT_FOUND if report.findings else EXIT_INTERRUPTED if report.interrupted else 0
+
+
+def _make(out: Path) -> None:
+    """Make the directory of the findings, if it is not there, before they are searched for."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=out):
+            pass
+    except OSError as error:
+        raise UsageError(f"--out must be a directory to write into, got {str(out)!r}: {error.strerror}") from None
 
 
 def _connector(text: str) -> dict[str, Any]:

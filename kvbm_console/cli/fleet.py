@@ -15,7 +15,7 @@ import msgspec
 from kvbm_console.addresses import default_target, parse_address
 from kvbm_console.analysis.fleet import GONE, WORDS, DaemonRow, FleetReport, Located
 from kvbm_console.cli.output import duration, number, on_terminal, print_json, print_lines, share, table
-from kvbm_console.cli.params import access_options, format_option
+from kvbm_console.cli.params import access_options, block_hash, format_option
 from kvbm_console.core.errors import ConnectionLost, KvbmConsoleError
 from kvbm_console.files import read_bounded
 
@@ -27,7 +27,6 @@ FLEET_MAX: Final = 10_000
 """Daemons of one view: each is a connection."""
 FLEET_BYTES_MAX: Final = 4 << 20
 """Bytes of ``@FILE``: far above as many addresses with comments."""
-HASH_DIGITS: Final = 16
 
 
 @click.command()
@@ -176,10 +175,8 @@ def _lines(name: str) -> Iterator[str]:
 
 def wanted(text: str) -> tuple[list[int], str]:
     """(hashes, request) of ``--who-has``: 16 hexadecimal digits are a hash and may be a request's name, too."""
-    try:
-        return ([int(text, 16)] if len(text) == HASH_DIGITS else []), text
-    except ValueError:
-        return [], text
+    found = block_hash(text)
+    return ([] if found is None else [found]), text
 
 
 def holds(answers: Sequence[Located]) -> bool:

@@ -10,7 +10,7 @@ import click
 
 from kvbm_console.analysis.lake_questions import QUESTIONS, ask
 from kvbm_console.cli.output import number, print_result, progress, table
-from kvbm_console.cli.params import format_option
+from kvbm_console.cli.params import FilePath, block_hash, format_option
 
 
 @click.group()
@@ -20,8 +20,8 @@ def lake() -> None:
 
 @lake.command("add")
 @click.argument("paths", metavar="DIR-or-FILE...", nargs=-1, required=True,
-                type=click.Path(exists=True, path_type=Path))
-@click.option("--lake", "place", type=click.Path(file_okay=False, path_type=Path), required=True, metavar="DIR",
+                type=FilePath(exists=True, path_type=Path))
+@click.option("--lake", "place", type=FilePath(file_okay=False, path_type=Path), required=True, metavar="DIR",
               help="The lake, made if it does not exist.")
 @click.option("--engine", metavar="NAME", help="The engine's name in the lake.  [default: the recording's]")
 @format_option("text", "json")
@@ -46,7 +46,7 @@ def add_command(paths: tuple[Path, ...], place: Path, engine: str | None, form: 
 
 
 @lake.command("ask")
-@click.argument("place", metavar="DIR", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.argument("place", metavar="DIR", type=FilePath(exists=True, file_okay=False, path_type=Path))
 @click.argument("question", type=click.Choice(list(QUESTIONS)))
 @click.option("--hash", "block", metavar="HASH", help="With who-has: the block, 16 hexadecimal digits.")
 @click.option("--sql", is_flag=True, help="Print the SQL of the question and ask nothing.")
@@ -61,6 +61,8 @@ def ask_command(place: Path, question: str, block: str | None, sql: bool, form: 
     """
     if (block is not None) != (question == "who-has"):
         raise click.UsageError(f"--hash goes with who-has, and who-has needs it; the question is {question}")
+    if sql and form == "json":
+        raise click.UsageError("--format json tells of an answer: it has no meaning with --sql")
     if sql:
         click.echo(" ".join(QUESTIONS[question].split()))
         return
@@ -73,12 +75,10 @@ def ask_command(place: Path, question: str, block: str | None, sql: bool, form: 
 
 
 def _hash(text: str) -> int:
-    try:
-        if len(text) == 16:
-            return int(text, 16)
-    except ValueError:
-        pass
-    raise click.UsageError(f"--hash must be 16 hexadecimal digits, got {text!r}")
+    found = block_hash(text)
+    if found is None:
+        raise click.UsageError(f"--hash must be 16 hexadecimal digits, got {text!r}")
+    return found
 
 
 def _cell(value: Any) -> str:

@@ -18,7 +18,7 @@ from kvbm_console.cli.cache_options import (
     sized,
 )
 from kvbm_console.cli.output import duration, program_version
-from kvbm_console.cli.params import Speed, options
+from kvbm_console.cli.params import FilePath, Speed, options
 from kvbm_console.core.errors import UsageError
 from kvbm_console.planning.options import CacheOptions
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 workload_options = options(
     click.option("--limit", type=click.IntRange(1), metavar="N", help="At most this many requests."),
-    click.option("--record", type=click.Path(path_type=Path), metavar="FILE.mcap|DIR",
+    click.option("--record", type=FilePath(path_type=Path), metavar="FILE.mcap|DIR",
                  help="Record into this new file or this directory."),
     click.option("--speed", type=Speed(), default="1", show_default=True, metavar="FACTOR|max",
                  help="Virtual seconds per second; max never waits. The events are the same at any speed."),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kvbm_console.cli.output import program_version, warn
-from kvbm_console.cli.params import resolve_target, target_option
+from kvbm_console.cli.params import FilePath, resolve_target, target_option
 from kvbm_console.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("source", metavar="[TARGET|RECORDING]", required=False)
-@click.option("--beside", type=click.Path(exists=True, path_type=Path), metavar="RECORDING",
+@click.option("--beside", type=FilePath(exists=True, path_type=Path), metavar="RECORDING",
               help="Another recording, to compare with (the tool diff).")
 @click.option("--control", is_flag=True,
               help="Offer verbs that change a daemon, too: breakpoints, holds, continue, step.")

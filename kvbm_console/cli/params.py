@@ -5,6 +5,7 @@ here once.
 """
 
 import math
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -30,6 +31,8 @@ _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(ns|us|µs|ms|s|m|h)", re.ASCI
 
 _SHARD: Final = re.compile(r"([0-9]{1,4})/([0-9]{1,4})")
 
+_HASH: Final = re.compile(r"[0-9a-fA-F]{16}")
+
 NUMBER: Final = click.IntRange(1, NUMBER_MAX)
 """Highest id of a hold or breakpoint that the protocol can carry."""
 
@@ -45,6 +48,18 @@ def options(*flags: Callable[[Any], Any]) -> Callable[[F], F]:
         return command
 
     return add
+
+
+class FilePath(click.Path):
+    """A path. An empty one, as of a variable that is not set, would be the current directory."""
+
+    def convert(
+        self, value: "str | os.PathLike[str]", param: click.Parameter | None, ctx: click.Context | None
+    ) -> "str | bytes | os.PathLike[str]":
+        """The path; refuses an empty text."""
+        if not os.fspath(value):
+            self.fail("must be a path, got ''", param, ctx)
+        return super().convert(value, param, ctx)
 
 
 class FloatRange(click.FloatRange):
@@ -197,10 +212,10 @@ def _remembered(key: str) -> Callable[[click.Context, click.Parameter, Any], Non
 
 
 access_options = options(
-    click.option("--tls-ca", type=click.Path(path_type=Path), metavar="FILE", expose_value=False,
+    click.option("--tls-ca", type=FilePath(path_type=Path), metavar="FILE", expose_value=False,
                  callback=_remembered(TLS_CA), envvar="KVBM_CONSOLE_TLS_CA",
                  help="PEM certificate of the authority that signed the daemon's."),
-    click.option("--token-file", type=click.Path(path_type=Path), metavar="FILE", expose_value=False,
+    click.option("--token-file", type=FilePath(path_type=Path), metavar="FILE", expose_value=False,
                  callback=_remembered(TOKEN_FILE), envvar="KVBM_CONSOLE_TOKEN_FILE",
                  help="Holds the token that grants control over TCP."),
 )
@@ -224,6 +239,11 @@ def format_option(*choices: str) -> Callable[[F], F]:
 def filter_option(help_text: str) -> Callable[[F], F]:
     """``--filter``: an expression of ``core.expression``, as ``expression``."""
     return click.option("--filter", "expression", metavar="EXPR", default="", help=help_text)
+
+
+def block_hash(text: str) -> int | None:
+    """The block that 16 hexadecimal digits name; None for another text."""
+    return int(text, 16) if _HASH.fullmatch(text) else None
 
 
 def compiled(flag: str, compile_one: Callable[[str], Any], text: str) -> Any:

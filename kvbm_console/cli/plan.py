@@ -6,6 +6,8 @@ that it took goes to stderr.
 
 import re
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -24,7 +26,7 @@ from kvbm_console.cli.cache_options import (
 )
 from kvbm_console.cli.compare import draw_curve, require_plot
 from kvbm_console.cli.output import number, print_result, table, warn
-from kvbm_console.cli.params import Duration, format_option
+from kvbm_console.cli.params import Duration, FilePath, format_option
 from kvbm_console.core.errors import UsageError
 from kvbm_console.planning.options import SimulateOptions, parse_size
 
@@ -48,7 +50,7 @@ _TIME: Final = Duration(1, DAY_NS, "from 1ns to 24h")
 @click.option("--check", "checked", is_flag=True,
               help="Plan from the first half of the requests, and state what then happened in the second.")
 @click.option("--workers", type=click.IntRange(1, 1024), metavar="N", help="Processes.  [default: as many as cores]")
-@click.option("--plot", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
+@click.option("--plot", type=FilePath(path_type=Path, dir_okay=False), metavar="FILE",
               help="Draw the LRU curve and the runs as .svg or .png; needs the extra 'plot'.")
 @cache_options
 @format_option("text", "json")
@@ -65,11 +67,13 @@ def plan(
     from kvbm_console.planning.plan import plan as make
 
     goal = _goal(target_hit, budget, slo)
-    options = _machine(require_trace(trace), limit, seed, cache_settings({name: flags[name] for name in CACHE_FLAGS}))
+    said = cache_settings({name: flags[name] for name in CACHE_FLAGS})
+    with _argument_named():
+        options = _machine(require_trace(trace), limit, seed, said)
     if plot is not None:
         require_plot(plot)
     started = time.perf_counter()
-    with progress_bar("plan", None) as progress:
+    with _argument_named(), progress_bar("plan", None) as progress:
         found = make(options, goal, check=checked, workers=workers, progress=progress)
     print_result(form, found, lambda: _lines(found))
     if plot is not None:
@@ -81,6 +85,17 @@ def plan(
         warn(f"drawn into {plot}")
     warn(f"{len(found.changes) + 1} runs in {time.perf_counter() - started:.2f} s")
     return 0
+
+
+@contextmanager
+def _argument_named() -> Iterator[None]:
+    """Name the argument in a refusal of the trace, for which other commands have a flag."""
+    try:
+        yield
+    except UsageError as error:
+        if not str(error).startswith("--trace "):
+            raise
+        raise UsageError(f"RUN|TRACE {str(error).removeprefix('--trace ')}") from None
 
 
 def _goal(target_hit: str | None, budget: str | None, slo: str | None) -> "Goal":

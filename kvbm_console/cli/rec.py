@@ -16,7 +16,7 @@ import msgspec
 from kvbm_console.cli import recorder
 from kvbm_console.cli.ask import RUN
 from kvbm_console.cli.output import duration, number, print_json, print_lines, print_result, progress, table
-from kvbm_console.cli.params import compiled, filter_option, format_option
+from kvbm_console.cli.params import FilePath, compiled, filter_option, format_option
 from kvbm_console.cli.rec_diff import diff_command
 from kvbm_console.cli.streams import capture, import_group
 from kvbm_console.core.printable import json_text
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from kvbm_console.recording.recover import Recovered
     from kvbm_console.recording.verify import VerifyReport
 
-RECORDING: Final = click.argument("path", metavar="DIR-or-FILE", type=click.Path(path_type=Path))
-DIRECTORY: Final = click.argument("directory", metavar="DIR", type=click.Path(path_type=Path, file_okay=False))
+RECORDING: Final = click.argument("path", metavar="DIR-or-FILE", type=FilePath(path_type=Path))
+DIRECTORY: Final = click.argument("directory", metavar="DIR", type=FilePath(path_type=Path, file_okay=False))
 
 
 class Indexed(msgspec.Struct, frozen=True):
@@ -149,7 +149,7 @@ def index(directory: Path, form: str) -> None:
 
 @rec.command()
 @RECORDING
-@click.argument("target", metavar="FILE.mcap-or-DIR", type=click.Path(path_type=Path))
+@click.argument("target", metavar="FILE.mcap-or-DIR", type=FilePath(path_type=Path))
 @click.option("--from", "begin", metavar="PLACE", help="Begin here: an event, 90s or -60s of the engine's time, a "
               "time of day such as 15:00:03 or 2026-11-21T15:00:00.")
 @click.option("--to", "end", metavar="PLACE", default="end", show_default=True, help="End here.")
@@ -166,13 +166,22 @@ def cut(
     --request and --where choose the shortest stretch that holds all matching events, within --from and
     --to. Events between them stay, because a recording with holes does not fold.
     """
+    from kvbm_console.core.expression import compile_event_filter
     from kvbm_console.recording import cut as cutting
     from kvbm_console.recording.positions import parse_position, seq_of
     from kvbm_console.recording.reader import Recording
 
+    if request == "":
+        raise click.UsageError("--request must be a pattern of names, got ''")
+    if where is not None:
+        compiled("--where", compile_event_filter, where)
+    if request is not None:
+        compiled("--request", lambda glob: cutting.matcher(None, glob), request)
+    begins = None if begin is None else compiled("--from", parse_position, begin)
+    ends = compiled("--to", parse_position, end)
     recording = Recording.open(path, run)
-    first = recording.first_seq if begin is None else seq_of(recording, parse_position(begin), following=True)
-    last = seq_of(recording, parse_position(end))
+    first = recording.first_seq if begins is None else seq_of(recording, begins, following=True)
+    last = seq_of(recording, ends)
     matches = cutting.matcher(where, request)
     if matches is not None:
         first, last = cutting.stretch(recording, max(first, recording.first_seq), last, matches)
@@ -308,12 +317,12 @@ def _recovered_document(segment: "Recovered") -> dict[str, object]:
 
 
 @rec.command("export")
-@click.argument("path", metavar="DIR-or-FILE", type=click.Path(exists=True, path_type=Path))
+@click.argument("path", metavar="DIR-or-FILE", type=FilePath(exists=True, path_type=Path))
 @click.option("--to", "to", type=click.Choice(["jsonl", "chrome", "perfetto", "parquet", "html", "mooncake"]),
               required=True,
               help="jsonl has events for scripts, chrome and perfetto traces for a viewer, parquet tables for SQL, "
                    "html one page to send, mooncake the requests as a trace for simulators.")
-@click.option("--out", type=click.Path(path_type=Path), metavar="FILE",
+@click.option("--out", type=FilePath(path_type=Path), metavar="FILE",
               help="The file to write; parquet makes a directory. jsonl goes to stdout without it.")
 @RUN
 @click.option("--anonymize", is_flag=True, help="Hash the names of requests, sessions and clients in every field.")
@@ -376,8 +385,8 @@ def _mooncake(path: Path, run: str | None, out: Path) -> "Exported":
 
 
 @rec.command()
-@click.argument("paths", metavar="DIR-or-FILE...", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option("--out", metavar="FILE.mcap|DIR", type=click.Path(path_type=Path),
+@click.argument("paths", metavar="DIR-or-FILE...", nargs=-1, required=True, type=FilePath(path_type=Path))
+@click.option("--out", metavar="FILE.mcap|DIR", type=FilePath(path_type=Path),
               help="Write one recording instead of lines: the facts of all side by side, for every other command.")
 @click.option("--where", metavar="EXPRESSION", help="Only events for which this holds; gaps are always printed.")
 @click.option("--format", "form", type=click.Choice(["text", "jsonl", "json"]), default="text", show_default=True,
@@ -420,7 +429,7 @@ def lines_of(paths: Sequence[Path], where: str | None, *, form: str) -> Iterator
 
     if len(paths) > RECORDINGS_MAX:
         raise UsageError(f"at most {RECORDINGS_MAX} recordings are merged, got {len(paths)}")
-    matches = None if where is None else compile_event_filter(where)
+    matches = None if where is None else compiled("--where", compile_event_filter, where)
     sources = sources_of(paths)
     width = max(len(source.name) for source in sources)
     for one in merged([source.recording for source in sources]):

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from kvbm_console.cli.output import ABSENT, duration, number, print_result, progress, table
-from kvbm_console.cli.params import format_option
+from kvbm_console.cli.params import FilePath, format_option
 
 if TYPE_CHECKING:
     from kvbm_console.analysis.diff import Difference, FirstDifference, Metric, Pair
 
-PATHS: Final = click.Path(exists=True, path_type=Path)
+PATHS: Final = FilePath(exists=True, path_type=Path)
 
 
 @click.command("diff")

@@ -14,7 +14,7 @@ import click
 
 from kvbm_console.cli.machine import recording_flags
 from kvbm_console.cli.output import duration, number, print_result
-from kvbm_console.cli.params import Duration, format_option, resolve_target, target_option
+from kvbm_console.cli.params import Duration, FilePath, format_option, resolve_target, target_option
 
 if TYPE_CHECKING:
     from kvbm_console.client import Client
@@ -28,7 +28,7 @@ LAST_NS_MAX = 24 * 3_600 * 10**9
 
 
 @click.command()
-@click.argument("place", metavar="FILE.mcap-or-DIR", type=click.Path(path_type=Path))
+@click.argument("place", metavar="FILE.mcap-or-DIR", type=FilePath(path_type=Path))
 @recording_flags
 @target_option
 @format_option("text", "json")
@@ -67,7 +67,7 @@ status = _verb("status", "The daemon's recording: its place, its progress, and t
 
 
 @click.command()
-@click.argument("path", metavar="FILE.mcap-or-DIR", type=click.Path(path_type=Path))
+@click.argument("path", metavar="FILE.mcap-or-DIR", type=FilePath(path_type=Path))
 @click.option("--last", type=Duration(10**6, LAST_NS_MAX, "from 1ms to 24h"), default="60s", show_default=True,
               metavar="TIME", help="How much of the engine's time.")
 @target_option

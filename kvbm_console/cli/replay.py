@@ -8,7 +8,7 @@ import click
 
 from kvbm_console.cli.attach import explainer, what_if_searcher
 from kvbm_console.cli.output import print_json
-from kvbm_console.cli.params import FloatRange, format_option, look_options
+from kvbm_console.cli.params import FilePath, FloatRange, compiled, format_option, look_options
 from kvbm_console.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ HITS_MAX: Final = 20_000
 
 
 @click.command()
-@click.argument("path", metavar="DIR-or-FILE", type=click.Path(exists=True, path_type=Path))
+@click.argument("path", metavar="DIR-or-FILE", type=FilePath(exists=True, path_type=Path))
 @click.option("--at", "place", metavar="PLACE", help="Begin here: an event, 90s or -60s of the engine's time, end, a "
               "time of day such as 15:00:03 or 2026-11-21T15:00:00, or an exported page's link (#seq=237&slot=5).  "
               "[default: the end; with --speed the beginning]")
@@ -44,8 +44,10 @@ def replay(
     from kvbm_console.recording.positions import parse_position, seq_of, verdict_seq
     from kvbm_console.recording.reader import Recording
 
+    position = None
+    if place is not None:
+        position = compiled("--at", lambda text: parse_position(text, utc=look["utc"]), place)
     recording = Recording.open(path, run)
-    position = None if place is None else parse_position(place, utc=look["utc"])
     at_seq = None if position is None else seq_of(recording, position)
     if form == "json":
         if follow or speed is not None:

@@ -18,7 +18,7 @@ import click
 from kvbm_console.addresses import DEFAULT_SOCKET, socket_address
 from kvbm_console.cli.machine import daemon_options, machine_line, recording_flags, workload_options
 from kvbm_console.cli.output import print_result, warn
-from kvbm_console.cli.params import FloatRange, Listen, Name, Shard, format_option
+from kvbm_console.cli.params import FilePath, FloatRange, Listen, Name, Shard, format_option
 from kvbm_console.cli.summary import carried_well, summary_text
 
 if TYPE_CHECKING:
@@ -48,21 +48,21 @@ THREADS_GRACE_S: Final = 0.2
                    "form is nats://[USER:PASSWORD@]HOST[:PORT][/CLUSTER][?creds=FILE].")
 @click.option("--fleet-events", is_flag=True,
               help="With --fleet: publish the events there, too, for rec dump when the daemon is gone.")
-@click.option("--lake", type=click.Path(file_okay=False, path_type=Path), metavar="DIR",
+@click.option("--lake", type=FilePath(file_okay=False, path_type=Path), metavar="DIR",
               help="With --record DIR: add rows of the recording to this lake while it is written (kvbm-console lake).")
 @click.option("--listen", type=Listen(), metavar="ADDRESS",
               help="unix:PATH, or HOST:PORT of the loopback (of any interface with TLS and a token).  "
                    "[default: the default socket]")
 @click.option("--name", type=Name(), metavar="NAME", default="",
               help="Name of this daemon on screens and in status; the workload's or the engines' without it.")
-@click.option("--tls-cert", type=click.Path(path_type=Path), metavar="FILE",
+@click.option("--tls-cert", type=FilePath(path_type=Path), metavar="FILE",
               help="Certificate chain in PEM form; with --tls-key, HOST:PORT speaks TLS.")
-@click.option("--tls-key", type=click.Path(path_type=Path), metavar="FILE",
+@click.option("--tls-key", type=FilePath(path_type=Path), metavar="FILE",
               help="Its private key, readable by its owner alone.")
-@click.option("--token-file", type=click.Path(path_type=Path), metavar="FILE",
+@click.option("--token-file", type=FilePath(path_type=Path), metavar="FILE",
               help="Holds the token that grants control over TCP, readable by its owner alone.")
 @click.option("--read-only", is_flag=True, help="No client may set breakpoints, continue, feed or record.")
-@click.option("--breakpoints", type=click.Path(path_type=Path), metavar="FILE",
+@click.option("--breakpoints", type=FilePath(path_type=Path), metavar="FILE",
               help="Set the breakpoints of this file at the start, and keep those set with --persist in it.")
 @click.option("--healthy-without-recorder", is_flag=True,
               help="The health service says SERVING though the recorder ended.")

@@ -27,7 +27,7 @@ from kvbm_console.cli.cache_options import (
     trace_options,
 )
 from kvbm_console.cli.output import print_json, print_result, warn
-from kvbm_console.cli.params import Duration, format_option
+from kvbm_console.cli.params import Duration, FilePath, format_option
 from kvbm_console.core.config import SECOND_NS
 from kvbm_console.core.errors import UsageError
 from kvbm_console.planning.options import Cleanup, SimulateOptions
@@ -59,12 +59,12 @@ SLO_NS_MAX: Final = 86_400 * SECOND_NS
               help="Goodput counts requests whose first token comes within this.")
 @click.option("--slo-itl", type=Duration(1, SLO_NS_MAX, "from 1ns to 24h"), metavar="TIME",
               help="Goodput counts requests whose mean time for each further token is within this.")
-@click.option("--requests-out", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
+@click.option("--requests-out", type=FilePath(path_type=Path, dir_okay=False), metavar="FILE",
               help="Write a row for each request that ends: .jsonl or .csv.")
 @click.option("--check", "checked", is_flag=True, help="Verify the invariants after every step; a bug ends the run.")
 @click.option("--cache-only", is_flag=True,
               help="Leave the engine out: lookups and inserts in one pool, in the trace's own blocks.")
-@click.option("--vectors", type=click.Path(path_type=Path), metavar="FILE",
+@click.option("--vectors", type=FilePath(path_type=Path), metavar="FILE",
               help="Replay a file of scenarios of a tiered cache instead; exit 1 when a scenario differs.")
 @format_option("text", "json")
 def simulate(

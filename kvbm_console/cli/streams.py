@@ -15,7 +15,7 @@ import click
 import msgspec
 
 from kvbm_console.cli.output import number, print_result, progress, share, table, warn
-from kvbm_console.cli.params import FloatRange, format_option
+from kvbm_console.cli.params import FilePath, FloatRange, format_option
 from kvbm_console.core.config import LeaderConfig
 from kvbm_console.core.errors import ConnectionLost, UsageError
 
@@ -53,8 +53,8 @@ class Imported(msgspec.Struct, frozen=True):
 
 
 @click.command(name="kv-events")
-@click.argument("path", metavar="FILE", type=click.Path(path_type=Path, exists=True))
-@click.option("--out", metavar="FILE.mcap|DIR", required=True, type=click.Path(path_type=Path),
+@click.argument("path", metavar="FILE", type=FilePath(path_type=Path, exists=True))
+@click.option("--out", metavar="FILE.mcap|DIR", required=True, type=FilePath(path_type=Path),
               help="The recording to write: a new file, or a new or empty directory.")
 @format_option("text", "json")
 def import_kv_events(path: Path, out: Path, form: str) -> None:
@@ -79,7 +79,7 @@ def _imported_lines(report: Imported) -> list[str]:
 
 @click.command()
 @click.argument("address", metavar="zmq://HOST:PORT[?replay=PORT&topic=NAME&ranks=N]")
-@click.option("--out", metavar="DIR", required=True, type=click.Path(path_type=Path, file_okay=False),
+@click.option("--out", metavar="DIR", required=True, type=FilePath(path_type=Path, file_okay=False),
               help="Directory of frames.bin; with several publishers it has a directory for each rank.")
 @click.option("--seconds", type=FloatRange(0, 1e7, min_open=True), metavar="N", help="End after N seconds.")
 @click.option("--batches", type=click.IntRange(1), metavar="N", help="End after N batches.")
@@ -325,8 +325,8 @@ import_group.add_command(import_kv_events)
 
 
 @import_group.command()
-@click.argument("path", metavar="FILE", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option("--out", required=True, type=click.Path(path_type=Path), metavar="FILE.mcap|DIR",
+@click.argument("path", metavar="FILE", type=FilePath(exists=True, dir_okay=False, path_type=Path))
+@click.option("--out", required=True, type=FilePath(path_type=Path), metavar="FILE.mcap|DIR",
               help="The recording to write: a new file, or a new or empty directory.")
 @click.option("--block-tokens", type=click.IntRange(1, 65_536), metavar="N",
               help="Tokens in a block; without it found from the recording.")

@@ -11,6 +11,7 @@ import msgspec
 
 from kvbm_console.core.errors import UsageError
 from kvbm_console.files import read_bounded
+from kvbm_console.simulator.config import EngineConfig
 from kvbm_console.simulator.link_settings import FILE_BYTES_MAX, STEP, LinkSetting, settings_of
 
 
@@ -56,12 +57,17 @@ def read_profile(path: Path) -> MachineProfile:
     """The profile in a file of ``calibrate --out``. Raises ``UsageError`` with the end of a sentence."""
     try:
         tables: dict[str, Any] = tomllib.loads(read_bounded(path, FILE_BYTES_MAX).decode())
-        return MachineProfile(str(path), msgspec.convert(tables[STEP], StepProfile), settings_of(tables))
+        profile = MachineProfile(str(path), msgspec.convert(tables[STEP], StepProfile), settings_of(tables))
+        EngineConfig(
+            g1_blocks=1, step_base_ns=profile.step.base_ns, prefill_token_ns=profile.step.prefill_token_ns,
+            decode_request_ns=profile.step.decode_request_ns,
+        )  # refuses times out of bounds
+        return profile
     except OSError as error:
         raise UsageError(f"must name a file that can be read, got {str(path)!r}: {error.strerror}") from None
     except KeyError as error:
         raise UsageError(f"must name a file of calibrate --out, got {str(path)!r}: it has no {error}") from None
-    except (ValueError, TypeError, RecursionError, msgspec.ValidationError) as error:
+    except (ValueError, TypeError, RecursionError, UsageError, msgspec.ValidationError) as error:
         raise UsageError(f"must name a file of calibrate --out, got {str(path)!r}: {error}") from None
 
 

@@ -168,6 +168,14 @@ def test_no_range_holds_what_is_no_number(words: tuple[str, ...]) -> None:
                 option.type.convert("nan", option, None)
 
 
+@pytest.mark.parametrize("words", leaves(), ids=" ".join)
+def test_an_empty_path_is_not_the_current_directory(words: tuple[str, ...]) -> None:
+    for param in leaves()[words].params:
+        if isinstance(param.type, click.Path):
+            with pytest.raises(click.BadParameter, match="must be a path, got ''"):
+                param.type.convert("", param, None)
+
+
 @pytest.mark.parametrize("text", ["٣ms", "3٣ms"])
 def test_a_duration_has_digits_of_ascii(text: str) -> None:
     result = run("simulate", *USUAL["simulate"], "--step-base", text)

@@ -80,6 +80,7 @@ def test_a_number_is_the_same_with_quotes_and_a_size_without(file: Path, key: st
     ("[simulate]\nkv-geometry = 5\n",
      "[simulate] --kv-geometry must be LAYERS,KV_HEADS,HEAD_DIM,ELEMENT_BYTES, got '5'"),
     ("[simulate]\ncompat = true\nlink = [\"disk=3GB/s\"]\n", "so it takes no --link, got disk="),
+    ("[simulate]\ng1-blocks = 5\n", "has no key 'g1-blocks'; the flag's key is 'total-kv-blocks'"),
     ("[demo\n", "config.toml: "), ("[attach]\nhelp = true\n", "has no key 'help'"),
 ])
 def test_a_mistake_is_one_sentence_that_names_the_key(file: Path, text: str, said: str) -> None:

@@ -128,3 +128,79 @@ def test_a_configuration_of_many_brackets_is_one_sentence(tmp_path: Path, monkey
     done = CliRunner().invoke(cli, ["status"])
     assert (done.exit_code, len(done.stderr.splitlines())) == (2, 1)
     assert str(path) in done.stderr
+
+
+# --- recordings ---
+
+TAPE = str(Path(__file__).parents[2] / "recordings" / "thrash.mcap")
+
+
+def test_parquet_on_a_full_disk_is_one_sentence(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [PROGRAM, "rec", "export", TAPE, "--to", "parquet", "--out", str(tmp_path / "out")], capture_output=True,
+        text=True, check=False, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1024, 1024)),
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "kvbm-console: the output could not be written: File too large\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("args", "says"), [
+    (("rec", "cut", TAPE, "out.mcap", "--where", "kind ="), "--where, "),
+    (("rec", "cut", TAPE, "out.mcap", "--where", "nonsense = 3"), "--where, "),
+    (("rec", "cut", TAPE, "out.mcap", "--from", "noon"), "--from, a place is a number"),
+    (("rec", "cut", TAPE, "out.mcap", "--to", "noon"), "--to, a place is a number"),
+    (("rec", "cut", TAPE, "out.mcap", "--request", ""), "--request must be a pattern of names, got ''"),
+    (("rec", "merge", TAPE, "--where", "kind ="), "--where, "),
+    (("replay", TAPE, "--format", "json", "--at", "noon"), "--at, a place is a number"),
+])
+def test_a_wrong_place_or_condition_names_its_flag(args: tuple[str, ...], says: str, tmp_path: Path) -> None:
+    done = CliRunner().invoke(cli, [str(tmp_path / arg) if arg == "out.mcap" else arg for arg in args])
+    assert (done.exit_code, done.stdout, len(done.stderr.splitlines())) == (2, "", 1), done.output
+    assert says in done.stderr
+    assert "request ~" not in done.stderr
+
+
+@pytest.mark.parametrize("name", ["file", "file/below"])
+def test_a_search_begins_with_its_directory(name: str, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    out = tmp_path / name
+    done = CliRunner().invoke(cli, ["explore", "leader", "--out", str(out), "--workers", "1"])
+    assert (done.exit_code, done.stdout, len(done.stderr.splitlines())) == (2, "", 1), done.output
+    assert "--out" in done.stderr
+    assert str(out) in done.stderr
+
+
+@pytest.mark.parametrize(("args", "says"), [
+    (("hit-rate", "--sql", "--format", "json"), "--format json tells of an answer: it has no meaning with --sql"),
+    (("who-has", "--hash", "+000000000000001"), "--hash must be 16 hexadecimal digits, got '+000000000000001'"),
+    (("who-has", "--hash", "0x00000000000001"), "--hash must be 16 hexadecimal digits"),
+    (("who-has", "--hash", "0000_0000_000001"), "--hash must be 16 hexadecimal digits"),
+])
+def test_a_wrong_question_to_a_lake_is_one_sentence(args: tuple[str, ...], says: str, tmp_path: Path) -> None:
+    done = CliRunner().invoke(cli, ["lake", "ask", str(tmp_path), *args])
+    assert (done.exit_code, done.stdout, len(done.stderr.splitlines())) == (2, "", 1), done.output
+    assert says in done.stderr
+
+
+@pytest.mark.parametrize(("base_ns", "says"), [
+    ("-5", "step_base_ns must be from 1 to 2147483647, got -5"), ('"x"', "Expected `int`, got `str`"),
+])
+def test_a_profile_out_of_bounds_is_named(base_ns: str, says: str, tmp_path: Path) -> None:
+    path = tmp_path / "profile.toml"
+    path.write_text(f"[step]\nbase_ns = {base_ns}\nprefill_token_ns = 1\ndecode_request_ns = 1\n"
+                    "prefill_tokens_max = 1\ndecode_requests_max = 1\n")
+    done = CliRunner().invoke(cli, ["simulate", "--profile", str(path), "--trace", "multiturn:requests=3"])
+    assert (done.exit_code, done.stdout, len(done.stderr.splitlines())) == (2, "", 1), done.output
+    for part in ("--profile", str(path), says):
+        assert part in done.stderr
+
+
+@pytest.mark.parametrize("args", [
+    ("nope",), ("nope", "--total-kv-blocks", "40"), (), ("multiturn",), ("mooncake:",), ("recording:",),
+])
+def test_plan_names_its_own_argument(args: tuple[str, ...]) -> None:
+    done = CliRunner().invoke(cli, ["plan", *args])
+    assert (done.exit_code, done.stdout, len(done.stderr.splitlines())) == (2, "", 1), done.output
+    assert done.stderr.startswith("RUN|TRACE ") or ": RUN|TRACE " in done.stderr
+    assert "--trace" not in done.stderr

@@ -27,6 +27,7 @@ from kvbm_console.cli.cache_options import (
     taken,
     trace_options,
 )
+from kvbm_console.cli.main import terminable
 from kvbm_console.cli.output import ABSENT, number, print_json, table, warn
 from kvbm_console.cli.params import FilePath, format_option
 from kvbm_console.core.errors import UsageError
@@ -86,6 +87,7 @@ class Numbers(click.ParamType):  # type: ignore[type-arg]
 @click.option("--per-request", nargs=2, metavar="A B",
               help="List the requests whose hits differ most between two settings, each POLICY or POLICY@BLOCKS.")
 @format_option("text", "csv", "json")
+@terminable()
 def compare(
     trace: str | None, limit: int | None, seed: int | None, policies: str, presets: str,
     total_kv_blocks: tuple[int, ...] | None, kv_cpu_blocks: tuple[int, ...] | None, instances: int,

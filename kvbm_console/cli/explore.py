@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from kvbm_console.cli.main import EXIT_INTERRUPTED
+from kvbm_console.cli.main import EXIT_INTERRUPTED, terminable
 from kvbm_console.cli.output import number, print_result, progress_line, warn
 from kvbm_console.cli.params import Duration, FilePath, format_option, options
 from kvbm_console.core.config import SECOND_NS
@@ -79,6 +79,7 @@ def search_options(engine: str) -> "Callable[[Callable[..., int]], Callable[...,
 @click.option("--python", default=None, metavar="FILE",
               help="The interpreter in whose environment vLLM is installed.  [default: this interpreter]")
 @search_options("vllm")
+@terminable()
 def explore_vllm(
     connector: str, faults: tuple[str, ...], adapters: tuple[str, ...], python: str | None, **options: Any
 ) -> int:
@@ -95,6 +96,7 @@ def explore_vllm(
 @click.option("--fault", "faults", multiple=True, metavar="NAME",
               help="Plant this fault, to see that it is found; repeat for more. REFERENCE.md lists them.")
 @search_options("leader")
+@terminable()
 def explore_leader(faults: tuple[str, ...], **options: Any) -> int:
     """Drive this program's own leader and embedded engine through random work, under the same monitors.
 

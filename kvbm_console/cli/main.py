@@ -2,14 +2,16 @@
 
 Law of this file: a mistake on the command line or in a file ends as one sentence on stderr and exit 2. A daemon that
 does not listen or refuses, and a thing that does not exist, end as one sentence and exit 3. So does output for which
-there is no space, with exit 2. Ctrl-c ends with 130, a terminal that was closed with 129, and a reader that closed the
-pipe ends quietly; anything else is a bug and keeps its traceback.
+there is no space, with exit 2. Ctrl-c ends with 130, SIGTERM with 143, a terminal that was closed with 129, and a
+reader that closed the pipe ends quietly; anything else is a bug and keeps its traceback.
 """
 
 import errno
 import os
+import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Final, NoReturn, TextIO
 
 import click
@@ -25,8 +27,27 @@ EXIT_ABSENT: Final = 3
 """No daemon listens on the target, the target refuses, or there is no such request, hold, breakpoint or run."""
 EXIT_INTERRUPTED: Final = 130
 """128 + SIGINT, as shells report it."""
+EXIT_TERMINATED: Final = 143
+"""128 + SIGTERM, of commands that end in order then; without a handler the system reports the same."""
 EXIT_HANGUP: Final = 129
 """128 + SIGHUP: the terminal was closed before the end was printed."""
+
+
+class _Terminated(KeyboardInterrupt):
+    """Raised in a ``terminable`` command at SIGTERM."""
+
+
+@contextmanager
+def terminable() -> Iterator[None]:
+    """Let SIGTERM end the block as ctrl-c does: its processes and unfinished files go, and its findings are told."""
+    def end(_number: int, _frame: object) -> NoReturn:
+        raise _Terminated
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 class _ReaderGone(Exception):
@@ -90,8 +111,8 @@ class LazyGroup(click.Group):
             if error.filename is None or error.strerror is None:
                 raise
             return complain(f"{error.filename}: {error.strerror}")
-        except (KeyboardInterrupt, click.Abort):
-            return EXIT_INTERRUPTED
+        except (KeyboardInterrupt, click.Abort) as error:  # click makes an Abort of either signal
+            return EXIT_TERMINATED if isinstance(error.__cause__, _Terminated) else EXIT_INTERRUPTED
         return status if isinstance(status, int) else 0
 
 

@@ -25,6 +25,7 @@ from kvbm_console.cli.cache_options import (
     sized,
 )
 from kvbm_console.cli.compare import draw_curve, require_plot
+from kvbm_console.cli.main import terminable
 from kvbm_console.cli.output import number, print_result, table, warn
 from kvbm_console.cli.params import Duration, FilePath, format_option
 from kvbm_console.core.errors import UsageError
@@ -54,6 +55,7 @@ _TIME: Final = Duration(1, DAY_NS, "from 1ns to 24h")
               help="Draw the LRU curve and the runs as .svg or .png; needs the extra 'plot'.")
 @cache_options
 @format_option("text", "json")
+@terminable()
 def plan(
     trace: str | None, limit: int | None, seed: int | None, target_hit: str | None, budget: str | None,
     slo: str | None, checked: bool, workers: int | None, plot: Path | None, form: str, **flags: Any,

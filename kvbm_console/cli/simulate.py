@@ -26,6 +26,7 @@ from kvbm_console.cli.cache_options import (
     taken,
     trace_options,
 )
+from kvbm_console.cli.main import terminable
 from kvbm_console.cli.output import print_json, print_result, warn
 from kvbm_console.cli.params import Duration, FilePath, format_option
 from kvbm_console.core.config import SECOND_NS
@@ -67,6 +68,7 @@ SLO_NS_MAX: Final = 86_400 * SECOND_NS
 @click.option("--vectors", type=FilePath(path_type=Path), metavar="FILE",
               help="Replay a file of scenarios of a tiered cache instead; exit 1 when a scenario differs.")
 @format_option("text", "json")
+@terminable()
 def simulate(
     trace: str | None, checked: bool, cache_only: bool, vectors: Path | None, form: str,
     requests_out: Path | None, **flags: Any,

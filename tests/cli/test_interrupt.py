@@ -6,6 +6,7 @@ the last process that holds them is gone.
 """
 
 import contextlib
+import json
 import os
 import select
 import signal
@@ -87,8 +88,28 @@ OUTCOMES: Final = {
     "merge into a directory": ("rec", "merge", TAPE, TAPE, "--out", "out"),
     "cut into a directory": ("rec", "cut", TAPE, "out"),
 }
-LINE_PARTS: Final = 12
-"""Parts of 8 KiB: more than the 64 KiB that a pipe holds, and less than the longest line of a trace."""
+ENDLESS_WORKER: Final = f"""
+import sys
+if "--multiprocessing-fork" in sys.orig_argv:
+    from kvbm_console.simulator.traces import MooncakeTrace
+    def lines(self, kind):
+        with open({{fifo!r}}, "w") as begun:
+            begun.write({BEGUN!r})
+        while True:
+            pass
+    MooncakeTrace.lines = lines
+"""
+"""A start of Python that keeps a worker at the first line of its trace; the command itself runs as always."""
+REQUEST: Final = '{"timestamp": 0, "input_length": 5, "output_length": 4, "hash_ids": [1]}'
+TOLD: Final = f'''
+import sys
+import kvbm_console.cli.explore as explore
+
+explore._progress = lambda: lambda report: report.runs and print({BEGUN!r}, file=sys.stderr, flush=True)
+from kvbm_console.cli.main import main
+main()
+'''
+"""The program, which says when a search has made its first run."""
 LONG: Final = {
     "rec verify": ("rec", "verify", TAPE), "rec diff": ("rec", "diff", TAPE, TAPE), "why": ("why", "chat-0.0", TAPE),
     "doctor": ("doctor", TAPE), "export jsonl": ("rec", "export", TAPE, "--to", "jsonl", "--out", "out.jsonl"),
@@ -115,10 +136,13 @@ class Running:
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.communicate()
 
-    def interrupt(self) -> tuple[int, str, float]:
-        """Ctrl-c: (exit status, stderr, seconds until the last process was gone)."""
+    def interrupt(self, number: signal.Signals) -> tuple[int, str, float]:
+        """Ctrl-c or SIGTERM: (exit status, stderr, seconds until the last process was gone)."""
         began = time.monotonic()
-        os.killpg(self.process.pid, signal.SIGINT)
+        if number is signal.SIGINT:
+            os.killpg(self.process.pid, number)
+        else:
+            os.kill(self.process.pid, number)
         _, errors = self.process.communicate(timeout=DEADLINE_S)
         return self.process.returncode, errors.decode(), time.monotonic() - began
 
@@ -139,42 +163,48 @@ def alive(group: int) -> list[str]:
     return found
 
 
-def ended(running: Running) -> None:
+def ended(running: Running, number: signal.Signals = signal.SIGINT) -> None:
     """Interrupt, and demand an end without a trace."""
-    status, errors, seconds = running.interrupt()
-    assert status == 130, (status, errors)
+    status, errors, seconds = running.interrupt(number)
+    assert status == 128 + number, (status, errors)
     assert "Traceback" not in errors
+    assert "leaked" not in errors
     assert seconds < ENDS_WITHIN_S
     assert alive(running.process.pid) == []
 
 
-def write_a_trace_without_an_end(fifo: Path) -> int:
-    """Write one line that never ends, more than a pipe holds: when this returns, a reader is at work on it.
-
-    The descriptor keeps the trace open. The first reader only looks whether the file can be read.
-    """
-    while True:
-        descriptor = os.open(fifo, os.O_WRONLY)
-        try:
-            for _ in range(LINE_PARTS):
-                os.write(descriptor, b" " * 8_192)
-        except BrokenPipeError:
-            os.close(descriptor)
-            continue
-        return descriptor
-
-
-def test_compare_ends_with_its_workers(tmp_path: Path) -> None:
-    fifo = tmp_path / "trace.jsonl"
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_compare_ends_with_its_workers(number: signal.Signals, tmp_path: Path) -> None:
+    fifo = tmp_path / "begun"
     os.mkfifo(fifo)
-    command = (PROGRAM, "compare", "--trace", f"mooncake:{fifo}", "--policies", "simple_lru,lfu,lrfu,belady",
-               "--total-kv-blocks", "40,80,160", "--workers", "2")
-    with Running(tmp_path, *command) as running:
-        descriptor = write_a_trace_without_an_end(fifo)
-        try:
-            ended(running)
-        finally:
-            os.close(descriptor)
+    (tmp_path / "sitecustomize.py").write_text(ENDLESS_WORKER.format(fifo=str(fifo)))
+    (tmp_path / "trace.jsonl").write_text(REQUEST)
+    shown = f"import os; os.environ['PYTHONPATH'] = {str(tmp_path)!r}; from kvbm_console.cli.main import main; main()"
+    with Running(tmp_path, sys.executable, "-c", shown, "compare", "--trace", "mooncake:trace.jsonl", "--policies",
+                 "simple_lru,lfu,lrfu,belady", "--total-kv-blocks", "40,80,160", "--workers", "2") as running:
+        assert fifo.read_text().startswith(BEGUN)
+        ended(running, number)
+
+
+def test_a_terminated_run_leaves_the_requests_of_before(tmp_path: Path) -> None:
+    rows = tmp_path / "rows.csv"
+    rows.write_text("the requests of before")
+    with Running(tmp_path, PROGRAM, "simulate", "--trace", "multiturn:requests=100000,sessions=8", "--total-kv-blocks",
+                 "400", "--stats-every", "10", "--requests-out", "rows.csv") as running:
+        assert running.process.stderr is not None
+        assert running.process.stderr.readline()
+        ended(running, signal.SIGTERM)
+    assert (rows.read_text(), list(tmp_path.glob("rows*"))) == ("the requests of before", [rows])
+
+
+def test_a_terminated_search_tells_its_findings(tmp_path: Path) -> None:
+    with Running(tmp_path, sys.executable, "-c", TOLD, "explore", "leader", "--workers", "1", "--format",
+                 "json") as running:
+        assert running.process.stderr is not None
+        assert running.process.stderr.readline().decode().strip() == BEGUN
+        running.process.terminate()
+        told, errors = running.process.communicate(timeout=DEADLINE_S)
+    assert (running.process.returncode, json.loads(told)["interrupted"], b"Traceback" in errors) == (130, True, False)
 
 
 def test_simulate_ends(tmp_path: Path) -> None:

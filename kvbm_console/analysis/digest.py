@@ -24,6 +24,7 @@ from typing import Final
 import msgspec
 
 from kvbm_console.analysis.admissions import FirstMisses
+from kvbm_console.analysis.request_times import LiveTimes, RequestTimes
 from kvbm_console.analysis.visitor import Visitor
 from kvbm_console.core import events as ev
 from kvbm_console.core.ids import SlotState
@@ -193,32 +194,30 @@ class DigestFold(Visitor):
         super().__init__()
         self.digest = Digest()
         self._misses = FirstMisses()
-        self._waits: set[int] = set()
-        """Live slots whose arrival was seen and that have no first token."""
-        self._arrived: set[int] = set()
+        self._times = RequestTimes()
         self.after = {
-            ev.SlotOpened: self._opened, ev.SlotMoved: self._moved, ev.LookupAnswered: self._looked_up,
-            ev.PrefixScored: self._scored, ev.HitsLost: self._lost,
+            ev.SlotOpened: self._opened, ev.SlotCloned: self._opened, ev.SlotMoved: self._moved,
+            ev.LookupAnswered: self._looked_up, ev.PrefixScored: self._scored, ev.HitsLost: self._lost,
         }
         self.before = {ev.SlotClosed: self._closed}
 
     def resumed(self, state: CacheState, gap: GapSeen | None) -> None:
         """Forget requests that ended unseen."""
-        live = state.slots.keys()
-        self._misses.keep(live)
-        self._waits &= live
-        self._arrived &= live
+        self._misses.keep(state.slots.keys())
+        self._times.resumed(state)
 
-    def _opened(self, e: ev.SlotOpened, state: CacheState) -> None:
-        self._waits.add(e.slot)
-        self._arrived.add(e.slot)
+    def _opened(self, e: ev.SlotOpened | ev.SlotCloned, state: CacheState) -> None:
+        self._first_token(self._times.opened(e))
 
     def _moved(self, e: ev.SlotMoved, state: CacheState) -> None:
+        if self._times.moved(e):
+            self._first_token(self._times.of[e.slot])
         if e.new is SlotState.PREEMPTED:
             self.digest.preemptions += 1
-        elif e.new is SlotState.DECODING and e.slot in self._waits:
-            self._waits.discard(e.slot)
-            self.digest.first_token.add(e.at_ns - state.slots[e.slot].opened_ns)
+
+    def _first_token(self, times: LiveTimes) -> None:
+        if times.seen and times.first_token_ns is not None:
+            self.digest.first_token.add(times.first_token_ns - times.arrived_ns)
 
     def _looked_up(self, e: ev.LookupAnswered, state: CacheState) -> None:
         self._misses.looked_up(e)
@@ -239,8 +238,7 @@ class DigestFold(Visitor):
     def _closed(self, e: ev.SlotClosed, state: CacheState) -> None:
         self.digest.finished += 1
         self._misses.closed(e.slot)
-        self._waits.discard(e.slot)
-        if e.slot in self._arrived:
-            self._arrived.discard(e.slot)
-            self.digest.latency.add(e.at_ns - state.slots[e.slot].opened_ns)
+        times = self._times.closed(e)
+        if times.seen:
+            self.digest.latency.add(e.at_ns - times.arrived_ns)
 

@@ -9,19 +9,18 @@ name follows from its events, so rows that are made again replace themselves (``
 Law of this file: the stored rows of a block less its evicted rows are the places that hold it, after every event.
 """
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence, Set
 from typing import Any, Final
 
-import msgspec
-
 from kvbm_console.analysis.admissions import FirstMisses
 from kvbm_console.analysis.lake_questions import TABLES
+from kvbm_console.analysis.request_times import RequestTimes
 from kvbm_console.analysis.visitor import Visitor
 from kvbm_console.core import events as ev
 from kvbm_console.core.columns import Ids, unpack_hashes, unpack_ids
 from kvbm_console.core.config import SECOND_NS
-from kvbm_console.core.ids import SlotState, Tier
+from kvbm_console.core.ids import Tier
 from kvbm_console.core.state import CacheState
 from kvbm_console.core.tiers import READY, PoolFacts
 from kvbm_console.stream.feed import GapSeen
@@ -60,14 +59,6 @@ _HASH_AT: Final = TABLES["blocks"].index("hash")
 _LABELS: Final = {tier: tier.label for tier in Tier}
 
 
-class LiveRequest(msgspec.Struct):
-    """The part of a live request that its slot does not keep."""
-
-    first_token_ns: int | None = None
-    lost_blocks: int = 0
-    """Prompt blocks that were found, and whose load failed."""
-
-
 class LakeRows(Visitor):
     """Makes the rows of the tables. ``anchor_ns`` is the wall's time at the engine's time 0.
 
@@ -91,9 +82,9 @@ class LakeRows(Visitor):
         self._known: Counter[Block] = Counter()
         """Places that held the blocks which the present event may change, if it changes them in a way of its own."""
         self._misses = FirstMisses()
-        self._live: defaultdict[int, LiveRequest] = defaultdict(LiveRequest)
-        self._waits: set[int] = set()
-        """Live slots whose arrival was seen and that have no first token."""
+        self._times = RequestTimes()
+        self._lost_blocks = Counter[int]()
+        """Live slot to its prompt blocks that were found, and whose load failed."""
         self.every = self._next
         self.before = {
             ev.BlocksEvicted: self._evicted, ev.SlotClosed: self._closed, ev.CandidateEnded: self._copied,
@@ -102,7 +93,7 @@ class LakeRows(Visitor):
         self.after = {
             ev.BlocksFilled: self._filled, ev.BlocksReady: self._ready, ev.BlocksSeen: self._seen,
             ev.LookupAnswered: self._looked_up, ev.PrefixScored: self._scored, ev.HitsLost: self._lost,
-            ev.SlotOpened: self._opened, ev.SlotMoved: self._moved,
+            ev.SlotOpened: self._opened, ev.SlotCloned: self._opened, ev.SlotMoved: self._moved,
             **dict.fromkeys(_WHOLE, self._changed),
         }
 
@@ -123,9 +114,9 @@ class LakeRows(Visitor):
     def resumed(self, state: CacheState, gap: GapSeen | None) -> None:
         """Blocks that are there already, and those that came and went in a gap, are told as of now."""
         self._misses.keep(state.slots)
-        self._waits.clear()  # their first token may have come in the gap
-        for slot in self._live.keys() - state.slots.keys():
-            del self._live[slot]
+        self._times.resumed(state)
+        for slot in self._lost_blocks.keys() - state.slots.keys():
+            del self._lost_blocks[slot]
         self._seq, at_ns = state.seq, state.at_ns
         if self._began is None:
             self._began = state.seq
@@ -209,23 +200,21 @@ class LakeRows(Visitor):
         self._row("lookups", e.at_ns, (e.slot, slot.request, e.prompt_blocks, *e.hits, *missed))
 
     def _lost(self, e: ev.HitsLost, state: CacheState) -> None:
-        self._live[e.slot].lost_blocks += e.blocks
+        self._lost_blocks[e.slot] += e.blocks
 
-    def _opened(self, e: ev.SlotOpened, state: CacheState) -> None:
-        self._waits.add(e.slot)
+    def _opened(self, e: ev.SlotOpened | ev.SlotCloned, state: CacheState) -> None:
+        self._times.opened(e)
 
     def _moved(self, e: ev.SlotMoved, state: CacheState) -> None:
-        if e.new is SlotState.DECODING and e.slot in self._waits:
-            self._waits.discard(e.slot)
-            self._live[e.slot].first_token_ns = self._anchor_ns + e.at_ns
+        self._times.moved(e)
 
     def _closed(self, e: ev.SlotClosed, state: CacheState) -> None:
-        slot, course = state.slots[e.slot], self._live.pop(e.slot, LiveRequest())
+        slot, times, anchor_ns = state.slots[e.slot], self._times.closed(e), self._anchor_ns
         self._misses.closed(e.slot)
-        self._waits.discard(e.slot)
         self._row("requests", e.at_ns, (
-            e.slot, slot.request, self._anchor_ns + slot.opened_ns, course.first_token_ns, slot.prompt_tokens,
-            slot.prompt_blocks, slot.preemptions, course.lost_blocks,
+            e.slot, slot.request, anchor_ns + times.arrived_ns,
+            None if times.first_token_ns is None else anchor_ns + times.first_token_ns, slot.prompt_tokens,
+            slot.prompt_blocks, slot.preemptions, self._lost_blocks.pop(e.slot, 0),
             None if slot.reason is None else slot.reason.label,
         ))
 

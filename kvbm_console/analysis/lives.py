@@ -19,10 +19,13 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
 
+from kvbm_console.analysis import request_times
+from kvbm_console.analysis.request_times import LiveTimes
 from kvbm_console.core import events as ev
 from kvbm_console.core.columns import HASH_BYTES
 from kvbm_console.core.events import Event
 from kvbm_console.core.ids import CandidateStatus, Route, SkipReason, SlotState, WaitPoint
+from kvbm_console.core.slots import SlotFacts
 
 MOVES_MAX: Final = 1_024
 """Moves kept of one life; a request that is skipped in every other iteration would otherwise grow without end."""
@@ -141,7 +144,7 @@ class Life:
 
     __slots__ = (
         "cause_seq", "changes", "closed_ns", "dropped", "lost", "moves", "moves_max", "opened_ns", "receives",
-        "request", "scored", "sends", "slot", "source", "starts", "stays", "story", "transfers",
+        "request", "scored", "sends", "slot", "source", "starts", "stays", "story", "times", "transfers",
     )
 
     def __init__(self, slot: int, request: str, opened_ns: int, moves_max: int = MOVES_MAX) -> None:
@@ -168,6 +171,7 @@ class Life:
         self.sends: str | None = None
         """See ``SlotOpened``."""
         self.receives: str | None = None
+        self.times: LiveTimes = request_times.unseen(opened_ns)
 
     @property
     def state(self) -> SlotState:
@@ -253,6 +257,15 @@ class Lives:
     def transfer_ended(self, transfer: Transfer) -> None:
         """Called with each transfer that ends."""
 
+    def found(self, slot: SlotFacts) -> Life:
+        """A life that began unseen, as far as the facts tell it. It has no moves."""
+        life = self.lives[slot.slot] = Life(slot.slot, slot.request, slot.opened_ns, self.moves_max)
+        life.source, life.sends, life.receives = slot.source, slot.sends, slot.receives
+        parent = None if slot.parent is None else self.lives.get(slot.parent)
+        life.times = request_times.found(slot, None if parent is None else parent.times)
+        self.life_begun(life)
+        return life
+
     def tell(self, slot: int | None, event: Event) -> Life | None:
         """Add the event to the story of its slot; the slot's life, None when that is not known."""
         life = self.lives.get(slot) if slot is not None else None
@@ -265,6 +278,7 @@ def opened(lives: Lives, e: ev.SlotOpened) -> None:
     """A life begins."""
     life = Life(e.slot, e.request, e.at_ns, lives.moves_max)
     life.source, life.sends, life.receives = e.source, e.sends, e.receives
+    life.times = request_times.arrived(e)
     _begin(lives, life, e, SlotState.INITIALIZED)
 
 
@@ -274,6 +288,7 @@ def cloned(lives: Lives, e: ev.SlotCloned) -> SlotState:
     state = parent.state if parent is not None else SlotState.INITIALIZED
     life = Life(e.slot, e.request, e.at_ns, lives.moves_max)
     life.source = None if parent is None else parent.source
+    life.times = request_times.cloned(e, None if parent is None else parent.times)
     _begin(lives, life, e, state)
     return state
 
@@ -289,6 +304,7 @@ def moved(lives: Lives, e: ev.SlotMoved) -> None:
     """A life goes on in another state."""
     life = lives.tell(e.slot, e)
     if life is not None:
+        life.times.moved(e)
         life.add(Move(e.at_ns, e.new, e.seq, e.entry, e.iteration, e.detail, e.cause, None, e.computed_tokens))
 
 

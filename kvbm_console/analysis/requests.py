@@ -31,7 +31,9 @@ class RequestSummary(msgspec.Struct):
     request: str
     session: str | None
     arrived_ns: int
+    """Of a clone the arrival of its first sequence."""
     arrived_seq: int
+    """Of a clone the event that opened it."""
     complete: bool
     """True if its arrival is in the evidence, and its end if it has ended."""
     prompt: int
@@ -101,10 +103,11 @@ class Requests(Visitor):
             del self._lives.lives[summary.slot]
             self._tell(summary, state.at_ns)
         for slot in state.slots.values():
+            life = self._lives.lives.get(slot.slot) or self._lives.found(slot)
+            life.times.resumed(slot, state.iteration)
             if slot.slot not in self._of:
-                life = self._lives.lives[slot.slot] = Life(slot.slot, slot.request, slot.opened_ns, PATH_MAX)
                 life.add(Move(slot.since_ns, slot.state, None))
-                self._take(slot, state.seq, complete=False)
+                self._take(slot, state.seq)
         self.until_ns = state.at_ns
 
     def ended(self, state: CacheState | None, gap: GapSeen | None) -> None:
@@ -118,12 +121,14 @@ class Requests(Visitor):
         if self._on_end is not None:
             self._on_end(summary, until_ns)
 
-    def _take(self, slot: SlotFacts, seq: int, *, complete: bool) -> None:
+    def _take(self, slot: SlotFacts, seq: int) -> None:
         prompt = pack_hashes(slot.hashes[: slot.prompt_blocks])
+        life = self._lives.lives[slot.slot]
+        times = life.times
         summary = RequestSummary(
-            slot.slot, slot.request, slot.session, slot.opened_ns, seq, complete,
+            slot.slot, slot.request, slot.session, times.arrived_ns, seq, times.seen,
             prompt_digest(prompt, slot.prompt_tokens), slot.prompt_tokens, slot.prompt_blocks,
-            self._lives.lives[slot.slot], [0, 0, 0, 0],
+            life, [0, 0, 0, 0], first_token_ns=times.first_token_ns,
         )
         if self._on_end is None:
             self.all.append(summary)
@@ -131,15 +136,14 @@ class Requests(Visitor):
 
     def _opened(self, e: ev.SlotOpened | ev.SlotCloned, state: CacheState) -> None:
         lives.FOLD[type(e)](self._lives, e)
-        self._take(state.slots[e.slot], e.seq, complete=True)
+        self._take(state.slots[e.slot], e.seq)
 
     def _moved(self, e: ev.SlotMoved, state: CacheState) -> None:
         summary = self._of[e.slot]
         lives.moved(self._lives, e)
+        summary.first_token_ns = summary.life.times.first_token_ns
         if e.new is SlotState.PREEMPTED:
             summary.preemptions += 1
-        elif e.new is SlotState.DECODING and summary.first_token_ns is None:
-            summary.first_token_ns = e.at_ns
         if e.reason is not None and summary.reason is None:
             summary.reason = e.reason.label
 

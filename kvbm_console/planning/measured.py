@@ -23,6 +23,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from kvbm_console.analysis.request_times import first_token_came
 from kvbm_console.core import events as ev
 from kvbm_console.core.columns import unpack_hashes
 from kvbm_console.core.errors import UsageError
@@ -276,8 +277,6 @@ class _Reading:
         self._lives: dict[int, _Life] = {}
         self._last: tuple[float, int, int, int, set[int]] | None = None
         """Begin, number, prompt tokens, decoding requests and slots of the last iterations."""
-        self._ending: list[_Life] = []
-        """Slots whose prompt the last iteration completes."""
         self.tokens_most = self.running_most = 1
         self.begun_ns: list[float] = []
 
@@ -299,7 +298,6 @@ class _Reading:
         elif isinstance(event, ev.SourceLost):
             self._whole = self._whole and event.gone  # an engine that ended reported everything before
             self._last = None
-            self._ending = []
         elif isinstance(event, ev.BlocksFilled):
             hashes = iter(unpack_hashes(event.hashes))
             for slot, count in zip(event.slots, event.counts, strict=True):
@@ -317,7 +315,6 @@ class _Reading:
         """Forget the requests in flight, because events are missing here."""
         self._whole = False
         self._last = None
-        self._ending = []
         self._lives.clear()
 
     def measured(self) -> Measured:
@@ -335,6 +332,8 @@ class _Reading:
 
     def _moved(self, event: ev.SlotMoved, life: _Life, at_ns: float) -> None:
         life.state = event.new
+        if life.first_ns is None and first_token_came(event, life.prompt):
+            life.first_ns = at_ns
         if event.new is SlotState.PREFILLING and event.old is not SlotState.SKIPPED_PREFILL:
             life.computed = event.computed_tokens
             if life.cached is None:
@@ -350,9 +349,6 @@ class _Reading:
             life.cached = None
 
     def _iterated(self, event: ev.IterationAdvanced, at_ns: float) -> None:
-        for ending in self._ending:  # the first token of every such slot came at the end of that iteration
-            ending.first_ns = at_ns if ending.first_ns is None else ending.first_ns
-        self._ending = []
         self.begun_ns.append(at_ns)
         taking = {slot for slot, life in self._lives.items() if life.state is SlotState.DECODING}
         decoding, prefill = len(taking), 0
@@ -363,8 +359,6 @@ class _Reading:
                 return
             prefill += max(0, position - life.computed)
             life.computed = position
-            if position >= life.prompt:
-                self._ending.append(life)
             taking.add(slot)
         self.tokens_most = max(self.tokens_most, prefill + decoding)
         self.running_most = max(self.running_most, len(taking))

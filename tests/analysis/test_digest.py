@@ -47,7 +47,7 @@ def digest_of(path: Path) -> Digest:
     return fold.digest
 
 
-@pytest.mark.parametrize("name", ["local-only", "stuck-slot", "screens/run"])
+@pytest.mark.parametrize("name", ["local-only", "stuck-slot", "screens/run", "clone"])
 def test_the_digest_counts_what_the_requests_met(name: str) -> None:
     path = RECORDINGS / f"{name}.mcap"
     digest, requests = digest_of(path), Requests()

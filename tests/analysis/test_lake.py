@@ -130,7 +130,7 @@ def test_the_questions_are_answered_as_the_events_say(tmp_path: Path) -> None:
     assert [row[:2] for row in ask(tmp_path, "who-has", key).rows if row[1] == "g3"] == [["a", "g3"], ["b", "g3"]]
 
 
-@pytest.mark.parametrize("name", ["screens/run", "failed-load", "gap"])
+@pytest.mark.parametrize("name", ["screens/run", "failed-load", "gap", "clone"])
 def test_a_request_that_ended_is_a_row(name: str, tmp_path: Path) -> None:
     path = RECORDINGS / f"{name}.mcap"
     add(path, tmp_path, "a")
@@ -145,7 +145,7 @@ def test_a_request_that_ended_is_a_row(name: str, tmp_path: Path) -> None:
     assert {row[0]: row[1:] for row in told} == {
         slot: (
             each.request, anchor + each.arrived_ns,
-            anchor + each.first_token_ns if each.complete and each.first_token_ns is not None else None,
+            None if each.first_token_ns is None else anchor + each.first_token_ns,
             anchor + (each.ended_ns or 0), each.prompt_blocks, each.reason,
         ) for slot, each in ended.items()
     }

@@ -39,7 +39,7 @@ def desk_on(name: str) -> tuple[Desk, Recording]:
     return desk, tape
 
 
-@pytest.mark.parametrize("name", ["thrash", "preempt-and-resume", "screens/run", "two-hosts"])
+@pytest.mark.parametrize("name", ["thrash", "preempt-and-resume", "screens/run", "two-hosts", "clone"])
 def test_the_list_tells_what_the_summaries_of_the_recording_tell(name: str) -> None:
     desk, tape = desk_on(name)
     requests = Requests()

@@ -510,7 +510,7 @@ def adopt(history: History, state: CacheState, seen_ns: int, mono_ns: int) -> No
         life.close(seen_ns, lost=True)
         history.life_ended(life)
     for number, slot in state.slots.items():
-        life = history.lives.get(number) or _life_of(history, slot)
+        life = history.lives.get(number) or history.found(slot)
         _stand(life, slot, state, seen_ns)
     _transfers(history, state, seen_ns)
     history.decoding = sum(slot.state is SlotState.DECODING for slot in state.slots.values())
@@ -557,19 +557,12 @@ class PastLives(History):
         self.next_seq = events[-1].seq + 1
 
 
-def _life_of(history: History, slot: SlotFacts) -> Life:
-    """A life that began unseen."""
-    life = history.lives[slot.slot] = Life(slot.slot, slot.request, slot.opened_ns)
-    life.source, life.sends, life.receives = slot.source, slot.sends, slot.receives
-    history.life_begun(life)
-    return life
-
-
 def _stand(life: Life, slot: SlotFacts, state: CacheState, seen_ns: int) -> None:
     """Bring a life in line with the facts of its slot."""
     if not life.moves or life.state is not slot.state or slot.since_ns > life.moves[-1].start_ns:
         unseen = seen_ns if life.moves and slot.since_ns > seen_ns else None
         life.add(Move(slot.since_ns, slot.state, None, unseen_ns=unseen))
+        life.times.resumed(slot, state.iteration)
     hold = state.holds.get(slot.hold) if slot.hold is not None else None
     current = life.held_now()
     if current is not None and (hold is None or current.hold != hold.hold):
@@ -619,7 +612,7 @@ def take_past(history: History, item: PastSeen, mono_ns: int) -> Iterator[None]:
     begin_ns = events[0].at_ns
     for slot in item.state.slots.values():
         if slot.opened_ns < begin_ns:
-            _life_of(history, slot)
+            history.found(slot)
     second, counted = begin_ns // S, 0
     for event in events:
         if event.at_ns // S != second:

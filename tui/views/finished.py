@@ -33,19 +33,20 @@ class Done:
     def whole(self) -> bool:
         """True if it was seen from its arrival to its end."""
         life = self.life
-        return not life.lost and not life.dropped and bool(life.moves) and life.moves[0].seq is not None
+        begun = life.times.seen and bool(life.moves) and life.moves[0].seq is not None
+        return begun and not life.lost and not life.dropped
 
     @cached_property
     def took_ns(self) -> int | None:
         """From its arrival to its end."""
-        return None if self.life.lost or self.life.closed_ns is None else self.life.closed_ns - self.life.opened_ns
+        life = self.life
+        return None if life.lost or life.closed_ns is None else life.closed_ns - life.times.arrived_ns
 
     @cached_property
     def ttft_ns(self) -> int | None:
         """From its arrival to its first token."""
-        moves = self.life.moves if self.whole else []
-        first = next((move.start_ns for move in moves if move.state is SlotState.DECODING), None)
-        return None if first is None else first - self.life.opened_ns
+        times = self.life.times
+        return None if times.first_token_ns is None or not self.whole else times.first_token_ns - times.arrived_ns
 
     def stay_ns(self, state: SlotState) -> int | None:
         """The time that it spent in a state."""
@@ -57,8 +58,8 @@ class Done:
 
     @cached_property
     def waited_ns(self) -> int | None:
-        """From its arrival to its first prefill."""
-        moves = self.life.moves if self.whole else []
+        """From its arrival to its first prefill; None for a clone, whose prompt another slot computed."""
+        moves = self.life.moves if self.whole and self.life.times.arrived_ns == self.life.opened_ns else []
         first = next((move.start_ns for move in moves if move.state is SlotState.PREFILLING), None)
         return None if first is None else first - self.life.opened_ns
 

@@ -187,7 +187,7 @@ class Rows(Visitor):
         self._state, self._last_ns = state, state.at_ns
         for slot in state.slots.values():
             self.consumer.opened(slot.slot, slot.request, slot.opened_ns)
-            life = self._lives.lives[slot.slot] = Life(slot.slot, slot.request, slot.opened_ns)
+            life = self._lives.found(slot)
             life.add(Move(
                 max(slot.since_ns, state.at_ns) if gap is not None else slot.since_ns, slot.state, state.seq,
                 iteration=state.iteration, cause=state.n, computed_tokens=slot.computed_tokens(state.iteration),

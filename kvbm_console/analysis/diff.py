@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
+from kvbm_console.analysis.nearest_rank import nearest_rank
 from kvbm_console.analysis.requests import Requests, RequestSummary
 from kvbm_console.analysis.walk import Evidence, Progress, walk
 from kvbm_console.core.config import LeaderConfig
@@ -297,13 +298,11 @@ def _figures(run: Requests) -> dict[tuple[str, str], float | None]:
     figures |= {
         ("hits lost", ""): sum(summary.lost_blocks for summary in run.all),
         ("preemptions", ""): sum(summary.preemptions for summary in run.all),
-        ("time p50", "ns"): _percentile(times, 50), ("time p99", "ns"): _percentile(times, 99),
-        ("first token p50", "ns"): _percentile(first, 50), ("first token p99", "ns"): _percentile(first, 99),
+    }
+    figures |= {
+        (f"{name} p{percent}", "ns"): nearest_rank(ordered, percent) if ordered else None
+        for name, ordered in (("time", times), ("first token", first)) for percent in (50, 99)
     }
     figures |= {(f"evicted {tier}", ""): blocks for tier, blocks in sorted(run.evicted_blocks.items())}
     figures |= {(f"moved {route}", ""): blocks for route, blocks in sorted(run.moved_blocks.items())}
     return figures
-
-
-def _percentile(ordered: list[int], percent: int) -> int | None:
-    return ordered[min(len(ordered) - 1, percent * len(ordered) // 100)] if ordered else None

@@ -18,9 +18,10 @@ from typing import Final
 import msgspec
 import numpy as np
 
+from kvbm_console.analysis.nearest_rank import nearest_rank
 from kvbm_console.core.errors import UsageError
 from kvbm_console.planning.copies import LinkFit
-from kvbm_console.planning.fitting import Errors, Matrix, errors_of, least, nonnegative, standard_errors
+from kvbm_console.planning.fitting import Errors, Matrix, errors_of, nonnegative, standard_errors
 from kvbm_console.planning.ledger import MachineLedger
 from kvbm_console.planning.measured import SERVED_MAX, Device, Equation, Measured, Served
 from kvbm_console.planning.meter import RequestRecord
@@ -256,8 +257,8 @@ def _compared(pairs: list[tuple[float, float]]) -> Compared | None:
         return None
     real_ms, predicted_ms = (sorted(value / 1e6 for value in column) for column in zip(*pairs, strict=True))
     return Compared(
-        errors.values, errors.median, errors.p90, least(real_ms, 50), least(predicted_ms, 50), least(real_ms, 99),
-        least(predicted_ms, 99),
+        errors.values, errors.median, errors.p90,
+        *(nearest_rank(times, percent) for percent in (50, 99) for times in (real_ms, predicted_ms)),
     )
 
 

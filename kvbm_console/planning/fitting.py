@@ -9,6 +9,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from kvbm_console.analysis.nearest_rank import nearest_rank
+
 Matrix = NDArray[np.float64]
 
 
@@ -47,9 +49,4 @@ def errors_of(values: list[float]) -> Errors | None:
     if not values:
         return None
     values.sort()
-    return Errors(len(values), least(values, 50), least(values, 90))
-
-
-def least(ordered: list[float], percent: int) -> float:
-    """The smallest value that ``percent`` of the values do not exceed."""
-    return ordered[-(-percent * len(ordered) // 100) - 1]
+    return Errors(len(values), nearest_rank(values, 50), nearest_rank(values, 90))

@@ -26,6 +26,7 @@ from typing import Any, Final
 
 import msgspec
 
+from kvbm_console.analysis.nearest_rank import nearest_rank
 from kvbm_console.core.curves import LruCurve
 from kvbm_console.core.errors import UsageError
 from kvbm_console.core.eviction.policy import POLICIES
@@ -250,6 +251,7 @@ class RunJudge:
         parts, times = self._parts(run), self._times(run)
         rate, ttft = ratio(parts), ratio(times)
         judged = sorted(answered.ttft_ns for answered in run if answered.request in self._stretch)
+        limit_ns = nearest_rank(judged, self.goal.percent) if judged else 0
         later = [answered for answered in run if answered.request in self._held_back]
         options = change.options
         blocks = options.total_kv_blocks, options.kv_cpu_blocks, options.kv_disk_blocks
@@ -257,7 +259,7 @@ class RunJudge:
         drift = self._drift(rate.value, blocks)
         rate = Figure(rate.value, max(rate.error, drift))
         return ChangeRow(
-            change.flags, rate, gain(parts, self._today), ttft.value / 1e6, _least(judged, self.goal.percent) / 1e6,
+            change.flags, rate, gain(parts, self._today), ttft.value / 1e6, limit_ns / 1e6,
             _milliseconds(gain(self._ttft, times)),
             blocks, (sum(blocks) - before) * options.block_bytes,
             None if not later else sum(row.hits for row in later) / max(1, sum(row.blocks for row in later)),
@@ -298,11 +300,6 @@ def gain(parts: Sequence[tuple[float, float]], base: Sequence[tuple[float, float
 
 def _milliseconds(figure: Figure) -> Figure:
     return Figure(figure.value / 1e6, figure.error / 1e6)
-
-
-def _least(ordered: Sequence[int], percent: int) -> int:
-    """The smallest value that ``percent`` of the values do not exceed; 0 without values."""
-    return ordered[-(-percent * len(ordered) // 100) - 1] if ordered else 0
 
 
 # --- changes ---

@@ -1,6 +1,7 @@
 """Two runs side by side: equal to itself, the first difference, pairs by id and by prompt, who won and who lost."""
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from kvbm_console.cli.main import cli
 from kvbm_console.core import events as ev
 from kvbm_console.core.events import Event
 from kvbm_console.core.eviction.policy import PolicyConfig
+from kvbm_console.planning.meter import spread_of
 from kvbm_console.recording.reader import Recording
 from kvbm_console.simulator.config import EngineConfig
 from kvbm_console.testing import prompt
@@ -144,6 +146,20 @@ def test_summaries_agree_with_the_facts() -> None:
         f"G{at + 1}": blocks for at, blocks in enumerate(totals.evicted_blocks) if blocks
     }
     assert requests.moved_blocks == totals.moved_blocks
+
+
+def test_percentiles_are_those_of_simulate() -> None:
+    run = real_run(18, 40, 16)
+    what = evidence(run.all_events, run.config)
+    result, requests = diff(what, what), Requests()
+    walk(what, (requests,))
+    times = [each.ended_ns - each.arrived_ns for each in requests.all if each.ended_ns is not None]
+    first = [each.first_token_ns - each.arrived_ns for each in requests.all if each.first_token_ns is not None]
+    assert len(times) == 18  # an even number: the middle has two values
+    metrics = {metric.name: metric.a for metric in result.metrics}
+    for name, values in (("time", times), ("first token", first)):
+        spread = spread_of(Counter(values))
+        assert (metrics[f"{name} p50"], metrics[f"{name} p99"]) == (spread["p50"], spread["p99"])
 
 
 # --- the command -----------------------------------------------------------------------------------------------------

@@ -245,8 +245,8 @@ def test_series_keep_seconds_that_were_not_seen_blank() -> None:
 
 
 def test_percentiles_and_resampling() -> None:
-    assert percentile([], 0.5) is None
-    assert percentile(list(range(1, 101)), 0.99) == 99
+    assert percentile([], 50) is None
+    assert percentile(list(range(1, 101)), 99) == 99
     assert resample([1.0, 3.0, None, None], 2) == [2.0, None]
     assert resample([1.0], 3) == [1.0, 1.0, 1.0]
 

@@ -37,7 +37,7 @@ class RouteFlow:
     def times(self, now_ns: int) -> tuple[int | None, int | None]:
         """(p50, p99) of the last minute."""
         ordered = self.latencies.window(now_ns)
-        return percentile(ordered, 0.5), percentile(ordered, 0.99)
+        return percentile(ordered, 50), percentile(ordered, 99)
 
 
 class Flows:

@@ -4,13 +4,14 @@ Law of this file: a second without a sample is ``None`` and is drawn as a blank,
 fixed number of seconds.
 """
 
-import math
 from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import islice
 from typing import Any, Final
+
+from kvbm_console.analysis.nearest_rank import nearest_rank
 
 from .numbers import S
 
@@ -166,15 +167,9 @@ class Latencies:
         return self._ordered
 
 
-def percentile(ordered: list[int], share: float) -> int | None:
-    """The value that ``share`` of the sorted values do not exceed; None without values.
-
-    >>> percentile([10, 20, 30, 40], 0.5)
-    20
-    """
-    if not ordered:
-        return None
-    return ordered[max(0, math.ceil(len(ordered) * share) - 1)]
+def percentile(ordered: list[int], percent: int) -> int | None:
+    """The smallest of the sorted values that ``percent`` of them do not exceed; None without values."""
+    return nearest_rank(ordered, percent) if ordered else None
 
 
 def resample(values: Sequence[float | None], cells: int, *, mean: bool = True) -> list[float | None]:

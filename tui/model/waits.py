@@ -113,7 +113,7 @@ def sentences(mirror: Mirror, slot: SlotFacts, mono_ns: int) -> list[str]:
     about = ""
     if transfers:
         flow = mirror.flows.routes.get(transfers[0].route)
-        usual = percentile(flow.latencies.window(now), 0.5) if flow is not None else None
+        usual = percentile(flow.latencies.window(now), 50) if flow is not None else None
         route = transfers[0].route.words
         kind = "operation" if transfers[0].operation is not None else "candidate"
         number = transfers[0].operation if transfers[0].operation is not None else transfers[0].candidate

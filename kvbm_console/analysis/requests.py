@@ -82,21 +82,26 @@ class Requests(Visitor):
         self._on_end = on_end
         self.from_ns = self.until_ns = 0
         self.evicted_blocks: dict[str, int] = {}
+        """Tier to the blocks that it gave up in the evidence, its gaps included; known at the end."""
         self.moved_blocks: dict[str, int] = {}
+        """The same of routes and copied blocks."""
+        self._state: CacheState | None = None
         self._of: dict[int, RequestSummary] = {}
         self._lives = Lives(PATH_MAX)
-        self._begun = False
+        self._evicted_before: list[int] = []
+        self._moved_before: dict[str, int] = {}
         self.after = {
             ev.SlotOpened: self._opened, ev.SlotCloned: self._opened, ev.SlotMoved: self._moved,
             ev.PrefixScored: self._scored, ev.HitsLost: self._lost, ev.HoldReleased: self._released,
-            ev.BlocksEvicted: self._evicted,
         }
-        self.before = {ev.SlotClosed: self._closed, ev.BlocksReady: self._ready}
+        self.before = {ev.SlotClosed: self._closed}
 
     def resumed(self, state: CacheState, gap: GapSeen | None) -> None:
         """Requests that are there already, and the end of those that went in a gap."""
-        if not self._begun:
-            self._begun, self.from_ns = True, state.at_ns
+        if self._state is None:
+            self.from_ns, totals = state.at_ns, state.totals
+            self._evicted_before, self._moved_before = totals.evicted_blocks[:], totals.moved_blocks.copy()
+        self._state = state
         for number in [number for number in self._of if number not in state.slots]:
             summary = self._of.pop(number)
             summary.ended_ns, summary.complete = state.at_ns, False
@@ -116,6 +121,14 @@ class Requests(Visitor):
             self.until_ns = state.at_ns
         for summary in self._of.values():
             self._tell(summary, self.until_ns)
+        if self._state is not None:  # the facts as far as they are known
+            totals, before = self._state.totals, self._moved_before
+            evicted = zip(totals.evicted_blocks, self._evicted_before, strict=True)
+            self.evicted_blocks = {f"G{at}": now - then for at, (now, then) in enumerate(evicted, 1) if now > then}
+            self.moved_blocks = {
+                route: blocks - before.get(route, 0) for route, blocks in totals.moved_blocks.items()
+                if blocks > before.get(route, 0)
+            }
 
     def _tell(self, summary: RequestSummary, until_ns: int) -> None:
         if self._on_end is not None:
@@ -168,13 +181,3 @@ class Requests(Visitor):
 
     def _released(self, e: ev.HoldReleased, state: CacheState) -> None:
         self._of[e.slot].held_ns += e.held_ns
-
-    def _evicted(self, e: ev.BlocksEvicted, state: CacheState) -> None:
-        tier = state.pools[e.pool].info.tier.name
-        self.evicted_blocks[tier] = self.evicted_blocks.get(tier, 0) + len(e.ids) // 4
-
-    def _ready(self, e: ev.BlocksReady, state: CacheState) -> None:
-        operation = state.operations.get(e.operation)
-        if operation is not None:
-            route = state.candidates[operation.candidate].route.label
-            self.moved_blocks[route] = self.moved_blocks.get(route, 0) + len(e.ids) // 4

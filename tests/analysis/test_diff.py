@@ -22,6 +22,7 @@ from kvbm_console.simulator.config import EngineConfig
 from kvbm_console.testing import prompt
 from tests.analysis.evidence import evidence
 from tests.recording.helpers import real_run
+from tests.tap.kept import run_of
 
 RECORDINGS = Path(__file__).resolve().parents[2] / "recordings"
 
@@ -146,6 +147,30 @@ def test_summaries_agree_with_the_facts() -> None:
         f"G{at + 1}": blocks for at, blocks in enumerate(totals.evicted_blocks) if blocks
     }
     assert requests.moved_blocks == totals.moved_blocks
+
+
+@pytest.mark.parametrize(("name", "begin"), [
+    ("tap-mixed", 0), ("tap-mixed", 1_000), ("kv-events/multiturn", 0), ("kv-events/connector", 0), ("gap", 0),
+])
+def test_evictions_and_copies_are_those_of_the_facts(name: str, begin: int) -> None:
+    if name == "tap-mixed":
+        run = run_of("mixed")
+        what = evidence(run.all_events, run.config, begin=begin)
+        first, last = run.state_after(begin - 1).totals, run.state_after(len(run.all_events) - 1).totals
+        assert sum(last.evicted_blocks[:2]) == 1_027 + 795
+        assert last.moved_blocks == {"G1>G2": 895, "G2>G1": 76}
+    else:
+        recording = Recording.open(RECORDINGS / f"{name}.mcap")
+        what = evidence_of(recording)
+        first, last = (recording.state_at(seq).totals for seq in (recording.first_seq - 1, recording.last_seq))
+    told = {metric.name: metric.a for metric in diff(what, what).metrics if metric.name[:5] in ("evict", "moved")}
+    evicted = [now - then for now, then in zip(last.evicted_blocks, first.evicted_blocks, strict=True)]
+    assert told == {
+        **{f"evicted G{tier}": blocks for tier, blocks in enumerate(evicted, 1) if blocks},
+        **{f"moved {route}": blocks - first.moved_blocks.get(route, 0) for route, blocks in last.moved_blocks.items()
+           if blocks > first.moved_blocks.get(route, 0)},
+    }
+    assert told
 
 
 def test_percentiles_are_those_of_simulate() -> None:

@@ -223,11 +223,11 @@ class LakeRows(Visitor):
         began, ended = copy.started_ns, e.at_ns
         if copy.operation is None:
             return  # it was cancelled before, so nothing was copied
-        places = len(state.operations[copy.operation].targets)
+        operation = state.operations[copy.operation]
         owner = None if copy.owner is None else state.slots.get(copy.owner)
         self._row("transfers", ended, (
             copy.owner, copy.request if owner is None else owner.request, copy.route.label,
-            places or len(copy.hashes),  # a connector's copy names no places
+            operation.blocks or len(copy.hashes),  # a connector's copy names no places
             None if began is None else began - copy.planned_ns, None if began is None else ended - began,
             e.status.label,
         ))

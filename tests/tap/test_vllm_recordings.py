@@ -14,7 +14,10 @@ from kvbm_console.analysis.diff import diff
 from kvbm_console.analysis.explain import explain
 from kvbm_console.analysis.explain.model import Missed
 from kvbm_console.analysis.export import export
-from kvbm_console.analysis.walk import evidence_of
+from kvbm_console.analysis.export.rows import Consumer, Rows, TransferSpan
+from kvbm_console.analysis.lake import TABLES, FileRows, LakeRows
+from kvbm_console.analysis.requests import Requests
+from kvbm_console.analysis.walk import evidence_of, walk
 from kvbm_console.cli.main import cli
 from kvbm_console.core import events as ev
 from kvbm_console.core import stimuli as st
@@ -130,6 +133,43 @@ def test_why_answers_for_requests_and_agrees_with_the_engines_own_count(name: st
         first = [admission for admission in one.admissions if not admission.after_preemption][-1]
         failed = sum(run.blocks for run in first.misses if run.reason == "copy_failed")
         assert (first.hits[0], sum(first.hits[1:]) + failed) == (local // size, -(-external // size))
+
+
+class Copies(Consumer):
+    """Blocks of ended copies by route."""
+
+    def __init__(self) -> None:
+        self.blocks: Counter[str] = Counter()
+
+    def transfer(self, row: TransferSpan) -> None:
+        if row.ended_ns is not None:
+            self.blocks[row.route] += row.blocks
+
+
+@pytest.mark.parametrize("part", [0.0, 0.4])
+@pytest.mark.parametrize("name", NAMES)
+def test_copies_of_an_export_and_a_lake_have_the_blocks_of_all_groups_of_layers(name: str, part: float) -> None:
+    run = run_of(name)
+    begin = int(len(run.all_events) * part)
+    told, requests, exported = evidence(run.all_events, run.config, begin=begin), Requests(), Copies()
+    in_lake: Counter[str] = Counter()
+
+    def write(table: str, chunk: int, day: int, rows: FileRows) -> None:
+        if table == "transfers":
+            routes, blocks = (rows.columns[TABLES[table].index(column)] for column in ("route", "blocks"))
+            for route, count in zip(routes, blocks, strict=True):
+                in_lake[route] += count
+
+    walk(told, (requests, Rows(exported, requests), LakeRows(0, write, lambda chunk: None)))
+    state, truth = run.state_after(begin - 1), Counter[str]()
+    for event in run.all_events[begin:]:
+        if isinstance(event, ev.CandidateEnded):
+            copy = state.candidates[event.candidate]
+            truth[copy.route.label] += 0 if copy.operation is None else state.operations[copy.operation].told_blocks
+        state.apply(event)
+    assert exported.blocks == in_lake == truth
+    if name == "mixed" and not begin:
+        assert truth == {"G1>G2": 895, "G2>G1": 76}
 
 
 @pytest.mark.parametrize("name", NAMES)

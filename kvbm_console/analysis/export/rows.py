@@ -292,14 +292,15 @@ class Rows(Visitor):
     def _tell_transfer(self, transfer: Transfer, state: CacheState, ended_ns: int | None) -> None:
         candidate = state.candidates[transfer.candidate]
         slot = None if candidate.owner is None else state.slots.get(candidate.owner)
+        operation = None if candidate.operation is None else state.operations.get(candidate.operation)
+        blocks = 0 if operation is None else operation.blocks  # those of all groups of layers
         status = candidate.status if ended_ns is None else transfer.status
         self.consumer.transfer(TransferSpan(
             transfer.candidate, candidate.operation, transfer.batch, candidate.owner,
-            (candidate.request or None) if slot is None else slot.request, candidate.route.label, transfer.blocks,
-            candidate.planned_ns, candidate.enqueued_ns, candidate.evaluated_ns, candidate.promoted_ns,
-            candidate.started_ns, ended_ns,
-            status.label, None if transfer.reason is None else transfer.reason.label, transfer.thrash, transfer.seq,
-            self._last_ns,
+            (candidate.request or None) if slot is None else slot.request, candidate.route.label,
+            blocks or transfer.blocks, candidate.planned_ns, candidate.enqueued_ns, candidate.evaluated_ns,
+            candidate.promoted_ns, candidate.started_ns, ended_ns, status.label,
+            None if transfer.reason is None else transfer.reason.label, transfer.thrash, transfer.seq, self._last_ns,
         ))
 
     # --- samples -----------------------------------------------------------------------------------------------------

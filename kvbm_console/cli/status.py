@@ -5,6 +5,7 @@ in JSON.md); the text has the console's overview in front, and then the same val
 """
 
 import sys
+from collections import deque
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
@@ -12,7 +13,7 @@ import click
 
 from kvbm_console.cli.output import duration, number, print_json, print_lines, share, table
 from kvbm_console.cli.params import compiled, filter_option, format_option, resolve_target, target_argument
-from kvbm_console.core.errors import ConnectionLost, UsageError
+from kvbm_console.core.errors import UsageError
 from kvbm_console.core.printable import safe
 from kvbm_console.stream.publishers import measure_texts
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable
 
     from kvbm_console.client import Client
+    from kvbm_console.core.events import Event
     from kvbm_console.stream.feed import FeedItem
     from tui.model.mirror import Mirror
 
@@ -208,7 +210,8 @@ ROWS: Final = 44
 
 
 PAST: Final = 32_768
-"""Events of the past that the overview reads: a minute of a busy engine, for a tenth of a second of work."""
+"""Events of the past that charts and lives show: a minute of a busy engine, for a tenth of a second of work. Warnings
+come from all that the daemon remembers."""
 
 
 class _Told:
@@ -228,41 +231,35 @@ def overview(target: str) -> list[str]:
 
 
 async def fold(client: "Client") -> "Mirror":
-    """The daemon's current facts after the last events of its past, and its next heartbeat.
-
-    Its snapshot may have been made a little earlier: the events up to now are folded, those behind them not decoded.
-    """
-    import msgspec
-
-    from kvbm_console.client import Ended
-    from kvbm_console.stream.feed import Connected, EventsArrived, Heartbeat, PastSeen, SnapshotTaken
+    """The daemon's current facts, with the warnings of all events that it remembers, behind the last of its past."""
+    from kvbm_console.analysis.lints import LintFold, stream_lints
+    from kvbm_console.client.past import collect
+    from kvbm_console.core.state import CacheState
+    from kvbm_console.stream.feed import Connected, EventsArrived, PastSeen, SnapshotTaken
     from tui.model.history import take_past
     from tui.model.mirror import Mirror
 
-    hello = await client.hello()
-    next_seq, _ = await client.digest()
+    items, hello, beat = await collect(client)
+    watch, state, events = LintFold(stream_lints()), CacheState(), deque["Event"](maxlen=PAST)
+    for item in items:
+        if isinstance(item, SnapshotTaken):
+            state = item.state
+            watch.resumed(state)
+        elif isinstance(item, EventsArrived):
+            events += item.events
+            for event in item.events:
+                watch.apply(state, event)
     mirror = Mirror()
     mirror.take(Connected(
         target=hello.target, incarnation=hello.incarnation, run=hello.run, control=False,
         block_bytes=hello.block_bytes,
     ), 0)
-    async with client.subscribe() as stream:
-        async for item in stream:
-            if isinstance(item, Ended):
-                break
-            if isinstance(item, SnapshotTaken) and mirror.state is None:
-                for _ in take_past(mirror, PastSeen(await client.past(item.state.seq, PAST), item.state), 0):
-                    pass
-                mirror.take(item, 0)
-            elif isinstance(item, EventsArrived):
-                mirror.take(item, 0)
-            elif isinstance(item, Heartbeat) and mirror.state is not None and stream.unread:
-                if mirror.next_seq <= item.head_seq:  # as of the facts, not later
-                    item = msgspec.structs.replace(item, at_ns=mirror.state.at_ns)
-                mirror.take(item, 0)
-                return mirror
-            stream.unread = mirror.state is not None and mirror.next_seq >= next_seq
-    raise ConnectionLost(f"{client.target} ended before it had told its past")
+    for _ in take_past(mirror, PastSeen(list(events), state), 0):
+        pass
+    mirror.take(SnapshotTaken(state), 0)
+    mirror.take(beat, 0)
+    mirror.watch_with(watch)
+    return mirror
 
 
 def drawn(mirror: "Mirror") -> list[str]:

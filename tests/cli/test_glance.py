@@ -13,11 +13,13 @@ from types import SimpleNamespace
 
 import pytest
 
+from kvbm_console.analysis.diagnosis import diagnose
+from kvbm_console.analysis.lints import Level
+from kvbm_console.analysis.walk import evidence_of
 from kvbm_console.cli import status
 from kvbm_console.cli.output import duration
 from kvbm_console.cli.status import drawn, fold, printable
 from kvbm_console.client.subscription import StreamItem
-from kvbm_console.core.events import Event
 from kvbm_console.recording.reader import Recording
 from kvbm_console.stream.feed import BatchArrived, EventsArrived, Heartbeat, SnapshotTaken
 from kvbm_console.wire.batches import UnreadBatch, pack_events
@@ -77,35 +79,27 @@ def test_every_part_of_a_status_is_ascii_where_the_output_takes_no_more(monkeypa
     assert printable(cells) == cells
 
 
-class Busy:
-    """A daemon with a long past that goes on while it is asked; it counts what of it has to be decoded."""
+class Told:
+    """A daemon that tells these items, and stood at ``next_seq`` when it was asked."""
 
     target = "here"
 
-    def __init__(self, tape: Recording, told: list[StreamItem]) -> None:
-        self.tape, self.told = tape, told
-        self.asked: list[tuple[int, int]] = []
-        self.stream: Stream | None = None
+    def __init__(self, next_seq: int, told: list[StreamItem]) -> None:
+        self.next_seq, self.told = next_seq, told
 
     async def hello(self) -> object:
         """Who it is."""
         return SimpleNamespace(target="here", incarnation="one", run=1, block_bytes=None)
 
     async def digest(self) -> tuple[int, int]:
-        """Where it stood when it was asked: a little behind its snapshot."""
-        return 2_200, 0
-
-    async def past(self, seq: int, most: int) -> list[Event]:
-        """What was before an event."""
-        self.asked.append((seq, most))
-        events = [event for batch in self.tape.events(self.tape.first_seq) for event in batch]
-        return [event for event in events if seq - most <= event.seq < seq]
+        """Where it stood when it was asked."""
+        return self.next_seq, 0
 
     @asynccontextmanager
-    async def subscribe(self) -> AsyncIterator["Stream"]:
-        """What happens now."""
-        self.stream = Stream(self.told)
-        yield self.stream
+    async def subscribe(self, *, history: bool) -> AsyncIterator["Stream"]:
+        """What it remembers, and what happens now."""
+        assert history
+        yield Stream(self.told)
 
 
 class Stream:
@@ -124,22 +118,37 @@ class Stream:
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize(("head", "now"), [(2_500, "facts"), (2_299, "heartbeat")])
-async def test_of_a_long_past_only_the_end_is_decoded_and_nothing_of_what_comes_meanwhile(
+async def test_of_a_long_past_only_the_end_is_shown_and_nothing_decoded_of_what_comes_meanwhile(
     head: int, now: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(status, "PAST", 700)
     monkeypatch.setattr(UnreadBatch, "read", None)
     tape = Recording.open(RECORDINGS / "screens" / "run.mcap")
-    state = tape.state_at(1_999)
-    events = [event for batch in tape.events(2_000) for event in batch]
-    late_ns = events[299].at_ns + 60_000_000_000
+    events = [event for batch in tape.events(1_000) for event in batch]
+    late_ns = events[1_299].at_ns + 60_000_000_000
     beat = Heartbeat(head, late_ns, None, None, None, None, 0, 1)
     early = Heartbeat(1_900, 1, None, None, None, None, 0, 1)
-    up_to_now, later = EventsArrived(events[:300]), EventsArrived(events[300:500])
-    daemon = Busy(tape, [early, SnapshotTaken(state), early, up_to_now, later, beat])
+    past, up_to_now, later = (EventsArrived(events[at:to]) for at, to in ((0, 900), (900, 1_300), (1_300, 1_500)))
+    daemon = Told(2_200, [early, SnapshotTaken(tape.state_at(999)), early, past, up_to_now, later, beat])
     mirror = await fold(daemon)  # type: ignore[arg-type]
     mirror.clock.live = False
-    assert mirror.now_ns(0) == (events[299].at_ns if now == "facts" else late_ns)
+    assert mirror.now_ns(0) == (events[1_299].at_ns if now == "facts" else late_ns)
     assert (mirror.next_seq, mirror.state and mirror.state.seq) == (2_300, 2_300)
-    assert daemon.asked == [(2_000, 700)]
-    assert (mirror.log_total, sum(mirror.density.counts)) == (1_000, 1_000)
+    assert (mirror.log_total, sum(mirror.density.counts)) == (700, 700)
+
+
+@pytest.mark.asyncio
+async def test_warnings_are_those_of_doctor_over_all_that_the_daemon_remembers(
+    monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(status, "PAST", 700)
+    tape = Recording.open(RECORDINGS / "thrash.mcap")
+    past = [EventsArrived(events) for events in tape.events(tape.first_seq)]
+    beat = Heartbeat(tape.last_seq, past[-1].events[-1].at_ns, None, None, None, None, 0, 1)
+    daemon = Told(tape.last_seq + 1, [SnapshotTaken(tape.state_at(tape.first_seq - 1)), *past, beat])
+    text = "\n".join(drawn(await fold(daemon)))  # type: ignore[arg-type]
+    found = [one for one in diagnose(evidence_of(tape)).findings if one.level <= Level.CAUTION]
+    assert found
+    assert f" NEEDS YOU   {len(found)} caution" in text
+    for finding in found:
+        assert finding.what in text

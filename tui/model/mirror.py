@@ -65,15 +65,7 @@ class Mirror(History):
     def clear(self) -> None:
         """Forget everything that events told, and everything derived from them."""
         super().clear()
-        lints = stream_lints()
-        self.watch = LintFold(lints)
-        """The library's lints, which see every event that is folded."""
-        self.stuck = next(lint for lint in lints if isinstance(lint, Stuck))
-        """The usual stay in each state, and the level of a slot's stay."""
-        self.pending = next(lint for lint in lints if isinstance(lint, Pending))
-        """The usual wait on each route before a copy begins."""
-        self.slow = next(lint for lint in lints if isinstance(lint, Slow))
-        """The usual time of a copy on each route."""
+        self.watch_with(LintFold(stream_lints()))
         self.trail = Trail()
         """The log with the events that are older than it."""
         self.coverage = Coverage()
@@ -81,6 +73,17 @@ class Mirror(History):
         """The target's time up to which history is known."""
         self.tick_ns = -S
         """The beginning of the second, in the target's time, for which levels were sampled."""
+
+    def watch_with(self, watch: LintFold) -> None:
+        """Take these lints, with all that they have seen."""
+        self.watch = watch
+        """The library's lints, which see every event that is folded."""
+        self.stuck = next(lint for lint in watch.lints if isinstance(lint, Stuck))
+        """The usual stay in each state, and the level of a slot's stay."""
+        self.pending = next(lint for lint in watch.lints if isinstance(lint, Pending))
+        """The usual wait on each route before a copy begins."""
+        self.slow = next(lint for lint in watch.lints if isinstance(lint, Slow))
+        """The usual time of a copy on each route."""
 
     @property
     def incarnation(self) -> str:

@@ -55,8 +55,40 @@ def below(state: CacheState, pool: PoolFacts) -> PoolFacts | None:
         return None
     lower = (
         each for each in state.pools if each.info.authority is Authority.LEADER and each.info.tier > pool.info.tier
+        and serves(state, each, pool.info.source)
     )
     return min(lower, key=lambda each: each.info.tier, default=None)
+
+
+def serves(state: CacheState, pool: PoolFacts, source: int) -> bool:
+    """True if the engine ``source`` may find blocks in ``pool``: in its own pools, and in those of its daemon's leader
+    and streams, which are no other engine's alone."""
+    info = pool.info
+    return info.source == source or (
+        info.authority in (Authority.LEADER, Authority.STREAM) and (info.source - source) % daemons(state, source) == 0
+    )
+
+
+def daemons(state: CacheState, source: int = 0) -> int:
+    """How many daemons' facts stand here side by side: 1, but more in a merged recording. An engine whose pools are
+    not known yet counts as the first of its daemon.
+
+    A merge numbers engines, candidates and operations of its daemons in turns, so that the rest of a number tells the
+    daemon. The leader's own tiers go to the daemon's first engine. First engines are numbered from 1 on, and the others
+    with a gap in front (``MergedSource``).
+    """
+    leaders = {pool.info.source for pool in state.pools if pool.info.authority is Authority.LEADER}
+    if not leaders or 0 in leaders:
+        return 1
+    sources, last = {pool.info.source for pool in state.pools}, max(leaders)
+    while last + 1 in sources:
+        last += 1
+    return last if source in sources else max(last, source)
+
+
+def daemon_of(state: CacheState, pool: int) -> int:
+    """Which of the ``daemons`` a pool belongs to, from 0 on."""
+    return (state.pools[pool].info.source - 1) % daemons(state)
 
 
 def free_blocks(state: CacheState, slot: SlotFacts) -> tuple[int, int] | None:

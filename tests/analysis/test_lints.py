@@ -599,7 +599,9 @@ def test_lints_do_not_share_anything() -> None:
 
 def test_a_tier_that_thrashes_is_told_with_the_figure_of_the_screens() -> None:
     """The worst moment of a run's beginning is no figure of now: it is told when the thrashing has ended."""
-    state: Any = SimpleNamespace(pools=[SimpleNamespace(info=SimpleNamespace(tier=Tier.G2))])
+    state: Any = SimpleNamespace(pools=[
+        SimpleNamespace(info=SimpleNamespace(tier=Tier.G2, source=0, authority=Authority.LEADER)),
+    ])
     lint = Thrashing()
 
     def evicted(blocks: int, at_ns: int) -> None:
@@ -607,7 +609,7 @@ def test_a_tier_that_thrashes_is_told_with_the_figure_of_the_screens() -> None:
         lint.after[ev.BlocksEvicted](event, state)
 
     def back(blocks: int, at_ns: int) -> None:
-        event: Any = SimpleNamespace(returned=(0, blocks, 0, 0), at_ns=at_ns, seq=at_ns)
+        event: Any = SimpleNamespace(source_pool=0, returned=(0, blocks, 0, 0), at_ns=at_ns, seq=at_ns)
         lint.after[ev.CandidatePromoted](event, state)
 
     evicted(100, 1)

@@ -3,7 +3,7 @@
 Law of this file: time is cut at events and every piece has a name, so that the pieces add up to the whole.
 """
 
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
@@ -12,6 +12,7 @@ from kvbm_console.analysis import lives
 from kvbm_console.analysis.explain.model import Clone, Part, Spent, Wait
 from kvbm_console.analysis.lives import Lives, Transfer
 from kvbm_console.analysis.visitor import Visitor
+from kvbm_console.analysis.waits import serves
 from kvbm_console.core import events as ev
 from kvbm_console.core.describe import mismatch
 from kvbm_console.core.ids import Authority, SlotState, Tier
@@ -244,14 +245,15 @@ class Course(Visitor):
         self.asked_again += e.answer is None
         slot = state.slots[e.slot]
         others = _further_groups(state, slot)
-        hidden = {pool.info.pool for pool in others}
-        stood = tuple(_stood(state, key, hidden) for key in slot.hashes[e.local_blocks : slot.prompt_blocks])
+        pools = [pool for pool in state.pools if serves(state, pool, slot.source) and pool not in others]
+        stood = tuple(_stood(state, key, pools) for key in slot.hashes[e.local_blocks : slot.prompt_blocks])
         staged: dict[Tier, int] = {}
         for other in state.slots.values():
             for index, places in other.staged:
-                tier = state.pools[index].info.tier
-                staged[tier] = staged.get(tier, 0) + len(places)
-        capacity = {pool.info.tier: pool.capacity for pool in state.pools}
+                if state.pools[index] in pools:
+                    tier = state.pools[index].info.tier
+                    staged[tier] = staged.get(tier, 0) + len(places)
+        capacity = {pool.info.tier: pool.capacity for pool in pools}
         watched = any(
             pool.info.source == slot.source and pool.info.authority is Authority.OBSERVED for pool in state.pools
         )
@@ -394,13 +396,13 @@ def _longest(pool: PoolFacts, hashes: Sequence[int]) -> int:
     return longest
 
 
-def _stood(state: CacheState, key: int, hidden: Set[int]) -> Stood:
-    """The tiers that have a block, without ``hidden`` pools: those of other groups of layers."""
+def _stood(state: CacheState, key: int, pools: Sequence[PoolFacts]) -> Stood:
+    """The tiers of these pools that have a block."""
     ready: set[Tier] = set()
     writing: set[Tier] = set()
     operation = for_slot = None
-    for pool in state.pools:
-        for place in () if pool.info.pool in hidden else pool.places_of(key):
+    for pool in pools:
+        for place in pool.places_of(key):
             if pool.content[place] == READY:
                 ready.add(pool.info.tier)
             elif pool.content[place] == WRITING:

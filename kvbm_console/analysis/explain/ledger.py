@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 
 from kvbm_console.analysis.visitor import Visitor
-from kvbm_console.analysis.waits import available, below
+from kvbm_console.analysis.waits import available, below, daemons, serves
 from kvbm_console.core import events as ev
 from kvbm_console.core.columns import unpack_hashes, unpack_ids
 from kvbm_console.core.ids import CandidateStatus, ReleaseReason, SkipReason, Tier
@@ -45,22 +45,18 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     """The tier that the pool of an eviction is copied down to, and the available places there."""
 
 
-def residency(state: CacheState, key: int) -> tuple[Tier, ...]:
-    """The tiers where this hash can be read, nearest first."""
-    return tuple(sorted({pool.info.tier for pool in state.pools if pool.ready_place(key) is not None}))
-
-
 def _room_below(state: CacheState, pool: int) -> tuple[Tier, int] | None:
     lower = below(state, state.pools[pool])
     return None if lower is None else (lower.info.tier, available(lower))
 
 
 class BlockLedger(Visitor):
-    """Entries of ``wanted`` hashes, and the names of all slots."""
+    """Entries of ``wanted`` hashes in the pools that serve the engine ``source``, and the names of all slots."""
 
-    def __init__(self, wanted: set[int]) -> None:
+    def __init__(self, wanted: set[int], source: int) -> None:
         super().__init__()
         self.wanted = wanted
+        self.source = source
         self.entries: dict[int, list[Entry]] = {key: [] for key in wanted}
         self.requests: dict[int, str] = {}
         """Slot to request, of all slots that the evidence names."""
@@ -97,7 +93,7 @@ class BlockLedger(Visitor):
         for slot in state.slots.values():
             self.requests[slot.slot] = slot.request
         for key in self.wanted:
-            left = residency(state, key)
+            left = self._residency(state, key)
             if gap is not None:
                 self._put(key, Entry(
                     what="gap", seq=gap.last, at_ns=state.at_ns, kind="", left=left,
@@ -120,6 +116,16 @@ class BlockLedger(Visitor):
     def _mine(self, column: bytes) -> list[int]:
         return [key for key in unpack_hashes(column) if key in self.wanted]
 
+    def _serves(self, pool: int, state: CacheState) -> bool:
+        return serves(state, state.pools[pool], self.source)
+
+    def _residency(self, state: CacheState, key: int) -> tuple[Tier, ...]:
+        """The tiers where the engine can read this hash, nearest first."""
+        return tuple(sorted({
+            pool.info.tier for pool in state.pools
+            if pool.ready_place(key) is not None and serves(state, pool, self.source)
+        }))
+
     # --- events ------------------------------------------------------------------------------------------------------
 
     def _opened(self, e: ev.SlotOpened | ev.SlotCloned, state: CacheState) -> None:
@@ -133,28 +139,28 @@ class BlockLedger(Visitor):
             for place in ids[at : at + count]:
                 self._owners[e.pool, place] = slot
             for key in hashes[at : at + count]:
-                if key in self.wanted:
+                if key in self.wanted and self._serves(e.pool, state):
                     self._put(key, Entry(
                         what="filled", seq=e.seq, at_ns=e.at_ns, kind="BlocksFilled", tier=tier,
-                        left=residency(state, key), slot=slot,
+                        left=self._residency(state, key), slot=slot,
                     ))
             at += count
 
     def _reserved(self, e: ev.BlocksReserved, state: CacheState) -> None:
-        for key in self._mine(e.hashes):
+        for key in self._mine(e.hashes) if self._serves(e.pool, state) else ():
             self._put(key, Entry(
                 what="writing", seq=e.seq, at_ns=e.at_ns, kind="BlocksReserved", tier=state.pools[e.pool].info.tier,
-                left=residency(state, key), operation=e.operation,
+                left=self._residency(state, key), operation=e.operation,
             ))
 
     def _ready(self, e: ev.BlocksReady, state: CacheState) -> None:
         pool = state.pools[e.pool]
         for place in unpack_ids(e.ids):
             key = pool.hash_of[place]
-            if key in self.wanted:
+            if key in self.wanted and self._serves(e.pool, state):
                 self._put(key, Entry(
                     what="ready", seq=e.seq, at_ns=e.at_ns, kind="BlocksReady", tier=pool.info.tier,
-                    left=residency(state, key), operation=e.operation,
+                    left=self._residency(state, key), operation=e.operation,
                 ))
 
     def _left_without(self, state: CacheState, pool: int, places: list[int], key: int) -> tuple[Tier, ...]:
@@ -162,14 +168,14 @@ class BlockLedger(Visitor):
         gone = set(places)
         left = set()
         for other in state.pools:
-            for place in other.places_of(key):
+            for place in other.places_of(key) if serves(state, other, self.source) else ():
                 if other.content[place] != WRITING and not (other.info.pool == pool and place in gone):
                     left.add(other.info.tier)
         return tuple(sorted(left))
 
     def _evicted(self, e: ev.BlocksEvicted, state: CacheState) -> None:
         places: list[int] | None = None
-        for key in self._mine(e.hashes):
+        for key in self._mine(e.hashes) if self._serves(e.pool, state) else ():
             if e.for_slot is None:
                 self._making_room.append((e.cause, key))
             places = unpack_ids(e.ids) if places is None else places
@@ -180,7 +186,7 @@ class BlockLedger(Visitor):
             ))
 
     def _dropped(self, e: ev.BlocksDropped, state: CacheState) -> None:
-        if e.why is ReleaseReason.EPOCH:
+        if e.why is ReleaseReason.EPOCH or not self._serves(e.pool, state):
             return
         pool = state.pools[e.pool]
         places = unpack_ids(e.ids)
@@ -207,16 +213,18 @@ class BlockLedger(Visitor):
 
     def _reset(self, e: ev.ResetDone, state: CacheState) -> None:
         for key in self.wanted:
-            if residency(state, key):
+            if self._residency(state, key):
                 self._put(key, Entry(what="reset", seq=e.seq, at_ns=e.at_ns, kind="ResetDone", why=e.mode.label))
         self._planned.clear()
 
     def _seen(self, e: ev.BlocksSeen, state: CacheState) -> None:
+        if not self._serves(e.pool, state):
+            return
         tier = state.pools[e.pool].info.tier
         stored = set(self._mine(e.stored))
         gone = self.wanted if e.cleared else set(self._mine(e.removed))
         for key in sorted(stored | gone):
-            left = residency(state, key)
+            left = self._residency(state, key)
             if key in stored:
                 self._put(key, Entry(
                     what="seen", seq=e.seq, at_ns=e.at_ns, kind="BlocksSeen", tier=tier, left=left
@@ -230,7 +238,7 @@ class BlockLedger(Visitor):
     # --- candidates that would copy it down ---------------------------------------------------------------------------
 
     def _planned_for(self, e: ev.CandidatePlanned, state: CacheState) -> None:
-        if e.route.is_load:
+        if e.route.is_load or (e.candidate - self.source + 1) % daemons(state, self.source):
             return
         mine = self._mine(e.hashes)
         if mine:
@@ -280,6 +288,6 @@ class BlockLedger(Visitor):
     ) -> None:
         for key in self._planned.get(e.candidate, ()):
             self._put(key, Entry(
-                what=what, seq=e.seq, at_ns=e.at_ns, kind=type(e).__name__, left=residency(state, key),
+                what=what, seq=e.seq, at_ns=e.at_ns, kind=type(e).__name__, left=self._residency(state, key),
                 candidate=e.candidate, operation=self._operation_of.get(e.candidate), why=why,
             ))

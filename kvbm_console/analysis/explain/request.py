@@ -14,6 +14,7 @@ from kvbm_console.analysis.explain.ledger import BlockLedger
 from kvbm_console.analysis.explain.misses import Judge
 from kvbm_console.analysis.explain.model import Admission, Explanation, Half, Missed, MissedRun
 from kvbm_console.analysis.visitor import Visitor
+from kvbm_console.analysis.waits import serves
 from kvbm_console.analysis.walk import Evidence, Progress, walk
 from kvbm_console.core.columns import unpack_hashes
 from kvbm_console.core.errors import NotFound, UsageError
@@ -21,6 +22,7 @@ from kvbm_console.core.events import HitsLost, SlotCloned, SlotOpened
 from kvbm_console.core.ids import Authority, Tier, is_called, sampled
 from kvbm_console.core.slots import SlotFacts
 from kvbm_console.core.state import CacheState
+from kvbm_console.core.tiers import PoolFacts
 from kvbm_console.stream.feed import EventsArrived, GapSeen, SnapshotTaken
 
 NAMES_SHOWN: Final = 3
@@ -30,18 +32,19 @@ NAMES_SHOWN: Final = 3
 class _Found(msgspec.Struct):
     """Requests by name, in order of their first slot: those called so, and others that are near misses."""
 
-    named: dict[str, tuple[list[int], list[int]]] = {}
-    """Request to its slots and the prompt hashes of the last slot."""
+    named: dict[str, tuple[list[int], list[int], int]] = {}
+    """Request to its slots, and the prompt hashes and the engine of the last slot."""
     near: list[str] = []
 
 
 class _Lower(Visitor):
     """The tiers below G1 that the leader copies to, as of the end, and the leader's memory."""
 
-    def __init__(self, evidence: Evidence, wanted: set[int]) -> None:
+    def __init__(self, evidence: Evidence, wanted: set[int], source: int) -> None:
         super().__init__()
         self._evidence = evidence
         self._wanted = wanted
+        self._source = source
         self.tiers: list[Tier] = []
         self.remembered: list[tuple[int, dict[int, int]]] = []
 
@@ -49,12 +52,15 @@ class _Lower(Visitor):
         memory = self._evidence.remembered(state.seq)
         self.remembered.append((state.seq, {
             key: memory[key] for key in self._wanted
-            if key in memory and not any(key in pool.by_hash for pool in state.pools)
+            if key in memory and not any(key in pool.by_hash for pool in self._pools(state))
         }))
 
     def ended(self, state: CacheState | None, gap: GapSeen | None) -> None:
-        pools = [] if state is None else state.pools
+        pools = [] if state is None else self._pools(state)
         self.tiers = sorted({pool.info.tier for pool in pools if pool.info.authority is Authority.LEADER})
+
+    def _pools(self, state: CacheState) -> list[PoolFacts]:
+        return [pool for pool in state.pools if serves(state, pool, self._source)]
 
 
 class _Streams(Visitor):
@@ -130,9 +136,9 @@ def explain(evidence: Evidence, request: str, progress: Progress | None = None) 
     if len(found.named) > 1 and request not in found.named and not samples:
         names = [*list(found.named)[:NAMES_SHOWN], *(["..."] if len(found.named) > NAMES_SHOWN else [])]
         raise UsageError(f"{request} is {len(found.named)} requests: name one of {', '.join(names)}")
-    slots, hashes = found.named[request if request in found.named else next(iter(found.named))]
+    slots, hashes, source = found.named[request if request in found.named else next(iter(found.named))]
     wanted = set(hashes)
-    ledger, lower = BlockLedger(wanted), _Lower(evidence, wanted)
+    ledger, lower = BlockLedger(wanted, source), _Lower(evidence, wanted, source)
     course = Course(slots[-1], evidence.now_ns)
     marks = ContextMarks(wanted)
     walk(evidence, (ledger, course, lower, marks), progress=progress, what="explain")
@@ -210,25 +216,28 @@ def _find(evidence: Evidence, request: str) -> _Found:
     """Slots of the requests that a client knows by this name."""
     found = _Found()
     prompts: dict[int, list[int]] = {}
+    engines: dict[int, int] = {}
     for item in evidence.items():
         if isinstance(item, SnapshotTaken):
             for slot in item.state.slots.values():
-                prompts[slot.slot] = slot.hashes[: slot.prompt_blocks]
-                _meet(found, slot.slot, slot.request, prompts[slot.slot], request)
+                prompts[slot.slot], engines[slot.slot] = slot.hashes[: slot.prompt_blocks], slot.source
+                _meet(found, slot.slot, slot.request, prompts[slot.slot], slot.source, request)
         elif isinstance(item, EventsArrived):
             for event in item.events:
                 if type(event) is SlotOpened:
                     hashes = unpack_hashes(event.hashes) if is_called(event.request, request) else []
-                    _meet(found, event.slot, event.request, hashes, request)
+                    engines[event.slot] = event.source
+                    _meet(found, event.slot, event.request, hashes, event.source, request)
                 elif type(event) is SlotCloned:
-                    _meet(found, event.slot, event.request, prompts.get(event.parent, []), request)
+                    engine = engines[event.slot] = engines.get(event.parent, 0)
+                    _meet(found, event.slot, event.request, prompts.get(event.parent, []), engine, request)
     return found
 
 
-def _meet(found: _Found, slot: int, name: str, hashes: list[int], wanted: str) -> None:
+def _meet(found: _Found, slot: int, name: str, hashes: list[int], engine: int, wanted: str) -> None:
     if is_called(name, wanted):
-        slots, last = found.named.get(name, ([], []))
-        found.named[name] = (slots, last) if slot in slots else ([*slots, slot], hashes)
+        known = found.named.get(name, ([], hashes, engine))
+        found.named[name] = known if slot in known[0] else ([*known[0], slot], hashes, engine)
     elif len(found.near) < NAMES_SHOWN and name not in found.near:
         found.near.append(name)
 

@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 
 from kvbm_console.analysis.lints.lint import EVIDENCE_MAX, MINUTE_NS, Finding, Lint, MinuteShare, plural, spoken
-from kvbm_console.analysis.waits import available, below
+from kvbm_console.analysis.waits import available, below, daemon_of, daemons
 from kvbm_console.core import events as ev
 from kvbm_console.core.columns import ID_BYTES, unpack_hashes
 from kvbm_console.core.config import SECOND_NS
@@ -99,28 +99,30 @@ class Thrashing(Lint):
 
     def __init__(self) -> None:
         super().__init__()
-        self._windows: dict[Tier, MinuteShare] = {}
-        self._worst: dict[Tier, Finding] = {}
+        self._windows: dict[tuple[Tier, int], MinuteShare] = {}
+        """(tier, daemon) to its evictions; a merged recording has several daemons."""
+        self._worst: dict[tuple[Tier, int], Finding] = {}
         self.after = {ev.BlocksEvicted: self._evicted, ev.CandidatePromoted: self._promoted}
 
     def _evicted(self, e: ev.BlocksEvicted, state: CacheState) -> None:
-        self._of(state.pools[e.pool].info.tier).add(e.at_ns, len(e.ids) // ID_BYTES, 0)
+        self._of((state.pools[e.pool].info.tier, daemon_of(state, e.pool))).add(e.at_ns, len(e.ids) // ID_BYTES, 0)
 
     def _promoted(self, e: ev.CandidatePromoted, state: CacheState) -> None:
         for tier, blocks in zip(Tier, e.returned, strict=True):
             if blocks:
-                window = self._of(tier)
+                key = tier, daemon_of(state, e.source_pool)
+                window = self._of(key)
                 window.add(e.at_ns, 0, blocks)
-                self._judge(tier, window, e)
+                self._judge(key, window, e)
 
-    def _of(self, tier: Tier) -> MinuteShare:
-        return self._windows.setdefault(tier, MinuteShare())
+    def _of(self, key: tuple[Tier, int]) -> MinuteShare:
+        return self._windows.setdefault(key, MinuteShare())
 
-    def _judge(self, tier: Tier, window: MinuteShare, e: ev.Event) -> None:
+    def _judge(self, key: tuple[Tier, int], window: MinuteShare, e: ev.Event) -> None:
         if window.above(THRASH_PERCENT, of=THRASH_BLOCKS):
-            finding, worst = self._finding(tier, window, e.seq, e.at_ns), self._worst.get(tier)
+            finding, worst = self._finding(key[0], window, e.seq, e.at_ns), self._worst.get(key)
             if worst is None or finding.weight > worst.weight:
-                self._worst[tier] = finding
+                self._worst[key] = finding
 
     def _finding(
         self, tier: Tier, window: MinuteShare, seq: int, at_ns: int, *, lasts: bool = False
@@ -135,8 +137,8 @@ class Thrashing(Lint):
 
     def findings(self, state: CacheState | None, at_ns: int) -> Iterator[Finding]:
         """A finding per tier: its last minute while the tier thrashes, and its worst minute afterwards."""
-        for tier, worst in sorted(self._worst.items()):
-            window = self._windows[tier]
+        for (tier, daemon), worst in sorted(self._worst.items()):
+            window = self._windows[tier, daemon]
             lasts = state is not None and window.fresh(at_ns) and window.above(THRASH_PERCENT, of=THRASH_BLOCKS)
             yield self._finding(tier, window, worst.seq, at_ns, lasts=True) if lasts else worst
 
@@ -204,7 +206,7 @@ class DroppedWithRoom(Lint):
     def _ruled_out(self, candidate: int, state: CacheState) -> None:
         known = state.candidates.get(candidate)
         for pool in state.pools if known is not None else ():
-            if below(state, pool) is not None:
+            if below(state, pool) is not None and (candidate - pool.info.source + 1) % daemons(state) == 0:
                 self._of(pool).copied.update(filter(pool.by_hash.__contains__, known.hashes if known else ()))
 
     def _evicted(self, e: ev.BlocksEvicted, state: CacheState) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from kvbm_console.analysis.lints.lint import EVIDENCE_MAX, Finding, Lint, plural
+from kvbm_console.analysis.waits import daemon_of
 from kvbm_console.core import events as ev
 from kvbm_console.core.columns import ID_BYTES, unpack_hashes
 from kvbm_console.core.ids import ReleaseReason, Route, SkipReason, Tier
@@ -117,38 +118,41 @@ class NeverLoaded(Lint):
 
     def __init__(self) -> None:
         super().__init__()
-        self._stored: dict[Tier, int] = {}
-        self._loaded: dict[Tier, int] = {}
-        self._first: dict[Tier, int] = {}
-        self._evicted = 0
-        """Blocks that the device evicted: a block is loaded only after that."""
+        self._stored: Counter[tuple[Tier, int]] = Counter()
+        """By tier and daemon, as all of these; a merged recording has several daemons."""
+        self._loaded: Counter[tuple[Tier, int]] = Counter()
+        self._first: dict[tuple[Tier, int], int] = {}
+        self._evicted: Counter[int] = Counter()
+        """Blocks that the devices of a daemon evicted: a block is loaded only after that."""
         self.after = {
             ev.CandidatePromoted: self._promoted, ev.BlocksReady: self._ready, ev.BlocksEvicted: self._gone,
         }
 
     def _gone(self, e: ev.BlocksEvicted, state: CacheState) -> None:
-        if state.pools[e.pool].info.tier is Tier.G1:
-            self._evicted += len(e.ids) // ID_BYTES
+        tier, daemon = _place(e.pool, state)
+        if tier is Tier.G1:
+            self._evicted[daemon] += len(e.ids) // ID_BYTES
 
     def _ready(self, e: ev.BlocksReady, state: CacheState) -> None:
-        tier = state.pools[e.pool].info.tier
-        if tier is not Tier.G1:
-            self._stored[tier] = self._stored.get(tier, 0) + len(e.ids) // ID_BYTES
-            self._first.setdefault(tier, e.seq)
+        key = _place(e.pool, state)
+        if key[0] is not Tier.G1:
+            self._stored[key] += len(e.ids) // ID_BYTES
+            self._first.setdefault(key, e.seq)
 
     def _promoted(self, e: ev.CandidatePromoted, state: CacheState) -> None:
-        tier = state.pools[e.source_pool].info.tier
-        if tier is not Tier.G1 and state.pools[e.target_pool].info.tier is Tier.G1:
-            self._loaded[tier] = self._loaded.get(tier, 0) + e.blocks
+        key = _place(e.source_pool, state)
+        if key[0] is not Tier.G1 and state.pools[e.target_pool].info.tier is Tier.G1:
+            self._loaded[key] += e.blocks
 
     def findings(self, state: CacheState | None, at_ns: int) -> Iterator[Finding]:
         """Per tier, over all of the evidence."""
-        for tier, stored in sorted(self._stored.items()):
-            loaded = self._loaded.get(tier, 0)
-            if min(stored, self._evicted) >= NEVER_LOADED_BLOCKS and 100 * loaded < NEVER_LOADED_PERCENT * stored:
+        for (tier, daemon), stored in sorted(self._stored.items()):
+            loaded = self._loaded[tier, daemon]
+            evicted = self._evicted[daemon]
+            if min(stored, evicted) >= NEVER_LOADED_BLOCKS and 100 * loaded < NEVER_LOADED_PERCENT * stored:
                 yield self.finding(
                     tier.name, f"{plural(stored, 'block')} stored", f"{plural(loaded, 'block')} of them loaded",
-                    seq=self._first[tier], until_ns=at_ns, count=stored, weight=stored,
+                    seq=self._first[tier, daemon], until_ns=at_ns, count=stored, weight=stored,
                 )
 
 
@@ -230,6 +234,11 @@ class LinkBusy(Lint):
                     seq=self._evidence[route][0], evidence=self._evidence[route], until_ns=at_ns, count=skipped,
                     weight=skipped,
                 )
+
+
+def _place(pool: int, state: CacheState) -> tuple[Tier, int]:
+    """The tier and the daemon of a pool."""
+    return state.pools[pool].info.tier, daemon_of(state, pool)
 
 
 def _share(part: int, whole: int, of_what: str) -> str:

@@ -24,7 +24,7 @@ from urllib.parse import quote
 import msgspec
 
 from kvbm_console.analysis.lake import FileRows, LakeRows
-from kvbm_console.analysis.lake_questions import TABLES
+from kvbm_console.analysis.lake_questions import TABLES, TEXTS
 from kvbm_console.analysis.walk import Evidence, Progress, Walker, walk
 from kvbm_console.core.errors import RecordingError
 from kvbm_console.extras import need
@@ -108,7 +108,7 @@ def _replace(path: Path, write: Callable[[Path], object]) -> None:
 
 def _schema(arrow: Any, table: str) -> Any:
     kinds = {"hash": arrow.uint64(), "miss_hash": arrow.uint64()}
-    kinds |= dict.fromkeys(("op", "tier", "request", "why", "route", "status", "reason"), arrow.string())
+    kinds |= dict.fromkeys(TEXTS, arrow.string())
     return arrow.schema([arrow.field(name, kinds.get(name, arrow.int64())) for name in TABLES[table]])
 
 

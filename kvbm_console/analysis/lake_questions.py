@@ -22,27 +22,36 @@ TABLES: Final[dict[str, tuple[str, ...]]] = {
     "requests": ("seq", "at_ns", "slot", "request", "opened_ns", "first_token_ns", "prompt_tokens", "prompt_blocks",
                  "preemptions", "lost_blocks", "reason"),
 }
-"""Table to its columns. Times are the wall's, in nanoseconds since 1970; a hash is a number of 64 bits."""
+"""Table to its columns. Times are the wall's, in nanoseconds since 1970; a hash is a number of 64 bits. A question also
+has ``engine`` and ``run``, which stand in the path of a file."""
+TEXTS: Final = frozenset(("op", "tier", "request", "why", "route", "status", "reason"))
+"""Columns of text; the others are numbers."""
+_RUN: Final = "regexp_extract(filename, '([^/]*)-[0-9]+.parquet$', 1)"
+"""The incarnation in the name of a file (``LakeFiles``)."""
 MEMORY: Final = "1536MB"
 """DuckDB's share of the 2 GB that a question takes at most; what needs more goes to temporary files."""
 QUESTIONS: Final[dict[str, str]] = {
     "hit-rate": """
+        with found as (select engine, sum(prompt_blocks) as prompt_blocks, sum(g1) as g1, sum(g2) as g2, sum(g3) as g3,
+                              sum(g4) as g4 from lookups group by engine),
+             lost as (select engine, sum(lost_blocks) as lost from requests group by engine)
         select engine, sum(prompt_blocks) as prompt_blocks, sum(g1) as g1, sum(g2) as g2, sum(g3) as g3, sum(g4) as g4,
-               round(100.0 * sum(g1 + g2 + g3 + g4) / sum(prompt_blocks), 2) as hit_percent
-        from lookups group by rollup (engine) order by engine nulls first""",
+               coalesce(sum(lost), 0) as lost,
+               round(100.0 * (sum(g1 + g2 + g3 + g4) - coalesce(sum(lost), 0)) / sum(prompt_blocks), 2) as hit_percent
+        from found left join lost using (engine) group by rollup (engine) order by engine nulls first""",
     "top-misses": """
         select printf('%016x', miss_hash) as hash, sum(missed_blocks) as missed_blocks, count(*) as requests,
                count(distinct engine) as engines, mode(why) as why
         from lookups where miss_hash is not null
         group by miss_hash order by missed_blocks desc, hash limit 20""",
     "evict-then-miss": """
-        with missed as (select engine, at_ns, miss_hash as hash, missed_blocks from lookups
+        with missed as (select engine, at_ns, (at_ns, seq) as at, miss_hash as hash, missed_blocks from lookups
                         where miss_hash is not null),
-             gone as (select engine, at_ns, hash, tier from blocks
+             gone as (select engine, at_ns, (at_ns, seq) as at, hash, tier from blocks
                       where op = 'evicted' and hash in (select hash from missed)),
              pairs as (select missed.engine, gone.tier, missed.missed_blocks, missed.at_ns - gone.at_ns as age_ns
                        from missed asof join gone
-                       on missed.engine = gone.engine and missed.hash = gone.hash and missed.at_ns >= gone.at_ns)
+                       on missed.engine = gone.engine and missed.hash = gone.hash and missed.at >= gone.at)
         select engine, tier, count(*) as misses, sum(missed_blocks) as missed_blocks,
                round(median(age_ns) / 1e9, 3) as median_age_s
         from pairs group by engine, tier order by missed_blocks desc, engine, tier""",
@@ -69,8 +78,13 @@ QUESTIONS: Final[dict[str, str]] = {
     "reuse": """
         with missed as (select engine, at_ns, miss_hash as hash, missed_blocks from lookups
                         where miss_hash is not null),
-             moved as (select engine, hash, at_ns, sum(if(op = 'stored', 1, -1)) as change
-                       from blocks where hash in (select hash from missed) group by all),
+             runs as (select engine, run, lead(min(at_ns)) over (partition by engine order by min(at_ns)) as ends_ns
+                      from blocks group by engine, run qualify ends_ns is not null),
+             ended as (select engine, hash, ends_ns, sum(if(op = 'stored', -1, 1)) as change
+                       from blocks join runs using (engine, run) where hash in (select hash from missed) group by all),
+             moved as (select engine, hash, at_ns, sum(change) as change from (
+                           select engine, hash, at_ns, if(op = 'stored', 1, -1) as change from blocks
+                           where hash in (select hash from missed) union all from ended) group by all),
              placed as (select *, sum(change) over (partition by engine, hash order by at_ns) as places from moved),
              held as materialized (select engine, hash, at_ns, places > 0 as holds from placed
                                    where (places > 0) <> (places - change > 0)),
@@ -100,7 +114,9 @@ QUESTIONS: Final[dict[str, str]] = {
                as not_held_percent
         from summed order by engine nulls first""",
     "who-has": """
-        select engine, tier, sum(if(op = 'stored', 1, -1)) as places from blocks
+        with runs as (select engine, run, min(at_ns) as begins_ns from blocks group by all),
+             last as (select engine, arg_max(run, begins_ns) as run from runs group by engine)
+        select engine, tier, sum(if(op = 'stored', 1, -1)) as places from blocks join last using (engine, run)
         where hash = $hash group by engine, tier having places > 0 order by engine, tier""",
 }
 """Question to its SQL over the tables of a lake."""
@@ -124,12 +140,16 @@ def ask(lake: Path, question: str, block: int | None = None) -> LakeAnswer:
     and ``RecordingError`` when a file of it cannot be read."""
     duckdb: Any = need("duckdb", "lake", "DuckDB", "lake ask")
     for table in tables_of(question):
-        if not any((lake / table).glob("day=*/engine=*/*.parquet")):
+        if table != "requests" and not _has(lake, table):  # no request may have ended yet
             raise UsageError(f"{lake} holds no {table}; kvbm-console lake add RUN --lake {lake} adds a recording")
     try:
         return _answer(duckdb, lake, question, block)
     except duckdb.Error as error:
         raise RecordingError(f"{lake} cannot be read: {str(error).splitlines()[0]}") from None
+
+
+def _has(lake: Path, table: str) -> bool:
+    return any((lake / table).glob("day=*/engine=*/*.parquet"))
 
 
 def _answer(duckdb: Any, lake: Path, question: str, block: int | None) -> LakeAnswer:
@@ -138,9 +158,14 @@ def _answer(duckdb: Any, lake: Path, question: str, block: int | None) -> LakeAn
     })
     connection.execute("set enable_progress_bar = false")  # it would be drawn into the answer
     for table in tables_of(question):
+        if not _has(lake, table):
+            empty = (f"null::{'varchar' if name in TEXTS else 'bigint'} as {name}" for name in TABLES[table])
+            connection.execute(f"create view {table} as select {', '.join(empty)}, '' as engine where false")
+            continue
         place = str(lake / table).replace("'", "''")
         connection.execute(
-            f"create view {table} as select * from read_parquet('{place}/*/*/*.parquet', hive_partitioning = true, "
+            f"create view {table} as select * exclude (filename), {_RUN} as run from read_parquet("
+            f"'{place}/*/*/*.parquet', filename = true, hive_partitioning = true, "
             "hive_types = {'day': date, 'engine': varchar})"
         )
     result = connection.execute(QUESTIONS[question], {"hash": block} if "$hash" in QUESTIONS[question] else None)

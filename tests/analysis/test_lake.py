@@ -4,11 +4,15 @@ Law of this file: stored less evicted rows are the places that hold a block, a f
 nothing.
 """
 
+import shutil
 from collections import Counter
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
 import duckdb
+import pyarrow
+import pyarrow.parquet
 import pytest
 from click.testing import CliRunner
 
@@ -101,6 +105,7 @@ def test_the_questions_are_answered_as_the_events_say(tmp_path: Path) -> None:
     assert {engine: (blocks, hits) for engine, blocks, hits in looked} == {
         engine: (row[1], sum(row[2:6])) for engine, row in found.items() if engine is not None
     }
+    assert found["a"][6] == 0
     assert found["a"][1] == prompt
     assert found[None][1] == 2 * prompt
     missed: Counter[int] = Counter()
@@ -193,6 +198,70 @@ def test_reuse_is_what_was_delivered_captured_and_held(tmp_path: Path) -> None:
         assert blocks == sum(prompt[each] for each in engines)
         counts = [sum(count[each] for each in engines) for count in (delivered, lost, elsewhere)]
         assert shares[:3] == [pytest.approx(100 * count / blocks, abs=0.006) for count in counts]
+
+
+def test_an_engine_holds_nothing_of_an_earlier_run(tmp_path: Path) -> None:
+    """``b`` asks for the prompts of ``a`` after ``a`` has begun again with others."""
+    first, again = Recording.open(RUN), Recording.open(RECORDINGS / "thrash.mcap")
+    later = 100_000_000_000
+
+    def run(place: Path, engine: str, recording: Recording, at: int) -> None:
+        anchor = first.clock_anchor_ns + at * later
+        lake_files.add(evidence_of(recording), place, engine, recording.incarnation, anchor)
+
+    alone, place = tmp_path / "alone", tmp_path / "again"
+    run(alone, "b", again, 1)
+    for lake_of in (place, tmp_path / "held"):
+        run(lake_of, "a", first, 0)
+        run(lake_of, "b", first, 2)
+    run(place, "a", again, 1)
+    state, other = first.state_at(first.last_seq), again.state_at(again.last_seq)
+    held = {key for pool in state.pools for key in pool.by_hash} - {key for pool in other.pools for key in pool.by_hash}
+    key = min(held)
+    assert {row[0] for row in ask(tmp_path / "held", "who-has", key).rows} == {"a", "b"}
+    assert {row[0] for row in ask(place, "who-has", key).rows} == {"b"}
+    now = next(key for pool in other.pools for key, at in pool.by_hash.items() if pool.content[at] == READY)
+    assert [["a", *row[1:]] for row in ask(alone, "who-has", now).rows] == ask(place, "who-has", now).rows != []
+    elsewhere = {row[0]: row[4] for row in ask(place, "reuse").rows}
+    assert elsewhere["b"] == 0
+    assert {row[0]: row[4] for row in ask(tmp_path / "held", "reuse").rows}["b"] > 0
+
+
+@pytest.mark.parametrize("moments", permutations([(4, "g1", 7), (5, "g2", 7), (9, "g3", 7)]))
+def test_the_last_of_the_evictions_of_one_moment_is_told(
+    moments: tuple[tuple[int, str, int], ...], tmp_path: Path
+) -> None:
+    """Two tiers give a block up in the same nanosecond, and a third one behind the look-up."""
+    for table, columns in (
+        ("blocks", {
+            "seq": [seq for seq, _, _ in moments], "at_ns": [at for _, _, at in moments], "op": ["evicted"] * 3,
+            "tier": [tier for _, tier, _ in moments], "hash": [1] * 3, "slot": [None] * 3,
+        }),
+        ("lookups", {
+            "seq": [8], "at_ns": [7], "slot": [0], "request": ["r"], "prompt_blocks": [3],
+            "g1": [0], "g2": [0], "g3": [0], "g4": [0], "miss_hash": [1], "missed_blocks": [3], "why": ["evicted"],
+        }),
+    ):
+        file = tmp_path / table / "day=2026-01-01" / "engine=e" / "run-00000000.parquet"
+        file.parent.mkdir(parents=True)
+        schema = lake_files._schema(pyarrow, table)
+        pyarrow.parquet.write_table(pyarrow.table(columns, schema=schema), file)
+    assert ask(tmp_path, "evict-then-miss").rows == [["e", "g2", 1, 3, 0.0]]
+
+
+def test_hits_of_failed_loads_are_no_hits(tmp_path: Path) -> None:
+    path = RECORDINGS / "failed-load.mcap"
+    add(path, tmp_path, "a")
+    state = walk(evidence_of(Recording.open(path)), [])
+    assert state is not None
+    totals = state.totals
+    rate = round(100 * sum(totals.hit_blocks) / totals.prompt_blocks, 2)
+    for row in ask(tmp_path, "hit-rate").rows:
+        assert (row[1], row[6], row[7]) == (totals.prompt_blocks, totals.lost_blocks, rate)
+    delivered = ask(tmp_path, "reuse").rows[0][2]
+    assert delivered == rate
+    shutil.rmtree(tmp_path / "requests")
+    assert ask(tmp_path, "hit-rate").rows[0][6] == 0, "none of its requests has ended"
 
 
 @pytest.mark.parametrize(("arguments", "sentence"), [

@@ -10,8 +10,9 @@ from collections.abc import Container
 from typing import Final, NamedTuple
 
 from kvbm_console.core import events as ev
-from kvbm_console.core.ids import MissReason
+from kvbm_console.core.ids import Authority, MissReason
 from kvbm_console.core.slots import SlotFacts
+from kvbm_console.core.state import CacheState
 
 NO_MISS: Final = frozenset({MissReason.NONE, MissReason.BOUNDARY, MissReason.TOO_SHORT})
 """Reasons for which the rest of a prompt is computed although no block of the cache is missing."""
@@ -23,24 +24,40 @@ def first_miss(e: ev.PrefixScored, slot: SlotFacts) -> int | None:
     return at if at < min(e.prompt_blocks, len(slot.hashes)) else None
 
 
+_REMEMBERED: Final = frozenset({MissReason.NEVER_STORED, MissReason.EVICTED})
+"""Reasons that the leader takes from its memory of the blocks that it saw go."""
+
+
+def _has_more(e: ev.LookupAnswered, state: CacheState) -> bool:
+    """True if a watched engine has pools that only its stream tells of, such as a host tier, or if it did not take a
+    block that stands in its device."""
+    slot = state.slots[e.slot]
+    pools = [pool for pool in state.pools if pool.info.source == slot.source]
+    if e.first_miss is None or not any(pool.info.authority is Authority.OBSERVED for pool in pools):
+        return False
+    key = slot.hashes[e.first_miss]
+    return any(pool.info.authority is Authority.STREAM or pool.ready_place(key) is not None for pool in pools)
+
+
 class FirstMiss(NamedTuple):
-    """The first block that a prompt missed, the blocks from there on, and the reason in the look-up."""
+    """The first block that a prompt missed, the blocks from there on, and the reason in the look-up; None if that does
+    not know it."""
 
     key: int
     blocks: int
-    why: MissReason
+    why: MissReason | None
 
 
 class FirstMisses:
     """The first misses of admissions, with the reasons of the look-ups before them."""
 
     def __init__(self) -> None:
-        self._why: dict[int, MissReason] = {}
+        self._why: dict[int, MissReason | None] = {}
         """Live slot to the reason in its last look-up."""
 
-    def looked_up(self, e: ev.LookupAnswered) -> None:
-        """Remember the reason."""
-        self._why[e.slot] = e.why
+    def looked_up(self, e: ev.LookupAnswered, state: CacheState) -> None:
+        """Remember the reason, unless the leader only remembers a device and the engine has the block elsewhere."""
+        self._why[e.slot] = None if e.why in _REMEMBERED and _has_more(e, state) else e.why
 
     def scored(self, e: ev.PrefixScored, slot: SlotFacts) -> FirstMiss | None:
         """The first miss of this admission; None if its prompt missed nothing that could have been reused."""

@@ -36,6 +36,8 @@ COUNTED_MAX: Final = 256
 """Missing prefixes that a daemon counts. Each whose share of the missed blocks is above 1/256 is among them."""
 MISSING_MAX: Final = 64
 """Missing prefixes that a digest tells: the largest of those that are counted."""
+UNKNOWN: Final = "unknown"
+"""The reason where a leader cannot know it: that of an engine that is watched beside its host tier."""
 _LOG: Final = math.log(GAMMA)
 
 
@@ -83,7 +85,7 @@ class MissedFrom(msgspec.Struct):
     error: int = 0
     requests: int = 0
     why: str = ""
-    """The reason of the last request."""
+    """The reason of the last request, or ``UNKNOWN``."""
 
 
 class Missing(msgspec.Struct):
@@ -220,7 +222,7 @@ class DigestFold(Visitor):
             self.digest.first_token.add(times.first_token_ns - times.arrived_ns)
 
     def _looked_up(self, e: ev.LookupAnswered, state: CacheState) -> None:
-        self._misses.looked_up(e)
+        self._misses.looked_up(e, state)
 
     def _scored(self, e: ev.PrefixScored, state: CacheState) -> None:
         digest = self.digest
@@ -229,7 +231,7 @@ class DigestFold(Visitor):
         miss = self._misses.scored(e, state.slots[e.slot])
         if miss is not None:
             digest.missed_blocks += miss.blocks
-            digest.missing.add(miss.key, miss.blocks, miss.why.label)
+            digest.missing.add(miss.key, miss.blocks, UNKNOWN if miss.why is None else miss.why.label)
 
     def _lost(self, e: ev.HitsLost, state: CacheState) -> None:
         self.digest.hits[e.tier - 1] -= e.blocks

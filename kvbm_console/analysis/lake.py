@@ -191,12 +191,13 @@ class LakeRows(Visitor):
     # --- lookups, copies, requests ---
 
     def _looked_up(self, e: ev.LookupAnswered, state: CacheState) -> None:
-        self._misses.looked_up(e)
+        self._misses.looked_up(e, state)
 
     def _scored(self, e: ev.PrefixScored, state: CacheState) -> None:
         slot = state.slots[e.slot]
         miss = self._misses.scored(e, slot)
-        missed = (None, 0, None) if miss is None else (miss.key, miss.blocks, miss.why.label)
+        why = None if miss is None or miss.why is None else miss.why.label
+        missed = (None, 0, why) if miss is None else (miss.key, miss.blocks, why)
         self._row("lookups", e.at_ns, (e.slot, slot.request, e.prompt_blocks, *e.hits, *missed))
 
     def _lost(self, e: ev.HitsLost, state: CacheState) -> None:

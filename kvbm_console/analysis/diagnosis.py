@@ -30,10 +30,11 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     findings: tuple[Finding, ...]
     """Worst first, longest first among equals."""
     evicted_blocks: int = 0
-    thrash_blocks: int = 0
-    """The part of ``evicted_blocks`` that was brought back within the thrash window."""
+    thrash_blocks: int | None = 0
+    """The part of ``evicted_blocks`` that was brought back within the thrash window; None where only event streams
+    report, which do not tell it."""
     thrash_rate: float | None = None
-    """``thrash_blocks`` / ``evicted_blocks``; None where nothing was evicted."""
+    """``thrash_blocks`` / ``evicted_blocks``; None where nothing was evicted, or where streams do not tell it."""
 
 
 def ranked(findings: Iterable[Finding]) -> list[Finding]:
@@ -51,6 +52,7 @@ class _Extent(Visitor):
         self.requests = 0
         self.first_seq = self.next_seq = 0
         self.evicted = self.returned = 0
+        self.streams_only = False
         self._before = (0, 0)
         self._slots_before = 0
 
@@ -66,7 +68,7 @@ class _Extent(Visitor):
             self._look(state)
 
     def _look(self, state: CacheState) -> None:
-        self.until_ns, self.next_seq = state.at_ns, state.seq
+        self.until_ns, self.next_seq, self.streams_only = state.at_ns, state.seq, state.streams_only
         self.requests = state.next_slot - self._slots_before
         self.evicted, self.returned = (now - then for now, then in zip(_thrash(state), self._before, strict=True))
 
@@ -90,12 +92,13 @@ def diagnose(evidence: Evidence, progress: Progress | None = None) -> Diagnosis:
             seq=max(0, extent.next_seq - 1),
         ))
     lost = next(lint.events for lint in lints if isinstance(lint, LostEvents))
+    returned = None if extent.streams_only else extent.returned
     return Diagnosis(
         evidence=evidence.name, ok=all(finding.level is Level.NOTE for finding in findings),
         events=max(0, extent.next_seq - extent.first_seq - lost), lost_events=lost, requests=extent.requests,
         from_ns=extent.from_ns or 0, until_ns=now_ns, findings=tuple(ranked(findings)),
-        evicted_blocks=extent.evicted, thrash_blocks=extent.returned,
-        thrash_rate=extent.returned / extent.evicted if extent.evicted else None,
+        evicted_blocks=extent.evicted, thrash_blocks=returned,
+        thrash_rate=returned / extent.evicted if returned is not None and extent.evicted else None,
     )
 
 

@@ -162,8 +162,9 @@ def _summary(diagnosis: "Diagnosis") -> str:
     counts = [levels.count(level) for level in range(len(WORDS))]  # type: ignore[arg-type]
     found = [f"{count} {word}{'s' if count > 1 else ''}" for count, word in zip(counts, WORDS, strict=True) if count]
     if diagnosis.evicted_blocks:
-        thrash = share(diagnosis.thrash_blocks, diagnosis.evicted_blocks)
-        looked += f", thrash {thrash} of {number(diagnosis.evicted_blocks)} evicted blocks"
+        back, evicted = diagnosis.thrash_blocks, diagnosis.evicted_blocks
+        thrash = "unknown" if back is None else share(back, evicted)
+        looked += f", thrash {thrash} of {number(evicted)} evicted blocks"
     return f"{', '.join(found) if found else 'nothing wrong'} in {looked}"
 
 

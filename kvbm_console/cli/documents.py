@@ -347,7 +347,8 @@ class Doctor(msgspec.Struct):
     from_ns: int
     until_ns: int
     evicted_blocks: int
-    thrash_blocks: int
+    thrash_blocks: int | None
+    """Null: only event streams report."""
     thrash_rate: float | None
     findings: list[FindingRow]
 

@@ -32,6 +32,13 @@ def test_a_healthy_recording_is_fine() -> None:
     assert result.output.startswith("nothing wrong in ")
 
 
+def test_thrash_is_unknown_where_only_streams_report() -> None:
+    stream = RECORDINGS / "kv-events" / "multiturn.mcap"
+    document = json.loads(run(stream, "--format", "json").output)
+    assert (document["evicted_blocks"], document["thrash_blocks"], document["thrash_rate"]) == (50, None, None)
+    assert run(stream).output.endswith(", thrash unknown of 50 evicted blocks\n")
+
+
 def test_brief_is_one_line_each() -> None:
     lines = run(RECORDINGS / "stuck-slot.mcap", "--brief").output.splitlines()
     assert len(lines) == 5

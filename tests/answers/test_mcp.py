@@ -14,6 +14,8 @@ import pytest
 from click.testing import CliRunner
 from mcp import Client, StdioServerParameters
 
+from kvbm_console.analysis.explain import explain
+from kvbm_console.analysis.walk import evidence_of
 from kvbm_console.answers import pages
 from kvbm_console.answers.control import LiveControl
 from kvbm_console.answers.mcp import QUESTIONS, REPLAYS, VERBS, server_of
@@ -22,7 +24,7 @@ from kvbm_console.cases import RecordedCase, all_cases, case_named
 from kvbm_console.cli.main import cli
 from kvbm_console.client import Access
 from kvbm_console.core.errors import UsageError
-from kvbm_console.core.events import Event
+from kvbm_console.core.events import Event, SlotOpened
 from kvbm_console.recording.reader import Recording
 from recordings import case_scenarios
 from tests.answers.solver import rows, solve
@@ -153,6 +155,24 @@ async def test_a_recording_is_run_again_for_a_remedy_and_for_the_curve() -> None
         assert found[0]["hit_rate"] < found[-1]["hit_rate"] == curve["most"]
         assert found[-1]["blocks"] >= curve["enough_blocks"] > curve["capacities_now"]["G2"]
         assert call.longest <= TOKENS_MAX
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("name", ["preempt-and-resume", "failed-load"])
+async def test_the_rate_beside_the_curve_is_that_of_its_requests(name: str) -> None:
+    path = ROOT / "recordings" / f"{name}.mcap"
+    evidence = evidence_of(Recording.open(path))
+    opened = [event for item in evidence.items() for event in getattr(item, "events", ())
+              if isinstance(event, SlotOpened)]
+    hits = asked = preempted = 0
+    for event in opened[len(opened) // 2 :]:
+        first, *again = explain(evidence, event.request).admissions
+        hits, preempted = hits + sum(first.hits), preempted + len(again)
+        asked += (event.prompt_tokens - 1) // 16
+    assert preempted or name != "preempt-and-resume"
+    async with Client(recorded(str(path))) as client:
+        curve = await Tools(client)("curve")
+    assert curve["measured_hit_rate"] == round(hits / asked, 4)
 
 
 @pytest.mark.asyncio

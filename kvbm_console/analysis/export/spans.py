@@ -1,8 +1,8 @@
 """Request timelines as OpenTelemetry spans: a trace per request, a span per state, copy and hold.
 
-The span of a request begins with its arrival and ends with it; its attributes are the request's summary. States, holds
-and copies are spans below it with the engine's own times, moved to the wall's clock by the daemon's anchor. Copies that
-belong to no request are no part of a timeline and are left out.
+The span of a request begins with its arrival, or where a clone was opened, and ends with it. Its attributes are the
+request's summary. States, holds and copies are spans below it with the engine's own times, moved to the wall's clock by
+the daemon's anchor. Copies that belong to no request are no part of a timeline and are left out.
 
 Law of this file: every span ends, and no time is made up. A request that was seen from its middle on says so
 (``kvbm.complete``), and a request with lost events carries the gap as an event.

@@ -77,10 +77,15 @@ def daemons(state: CacheState, source: int = 0) -> int:
     daemon. The leader's own tiers go to the daemon's first engine. First engines are numbered from 1 on, and the others
     with a gap in front (``MergedSource``).
     """
-    leaders = {pool.info.source for pool in state.pools if pool.info.authority is Authority.LEADER}
-    if not leaders or 0 in leaders:
+    last = 0
+    for pool in state.pools:
+        if pool.info.authority is Authority.LEADER:
+            if not pool.info.source:
+                return 1
+            last = max(last, pool.info.source)
+    if not last:
         return 1
-    sources, last = {pool.info.source for pool in state.pools}, max(leaders)
+    sources = {pool.info.source for pool in state.pools}
     while last + 1 in sources:
         last += 1
     return last if source in sources else max(last, source)

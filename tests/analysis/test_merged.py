@@ -71,8 +71,9 @@ def test_doctor_says_the_same_of_each_tier(evidences: dict[str, Evidence], monke
     lints = {"thrash", "dropped_with_room", "never_loaded"}
 
     def findings(name: str) -> list[tuple[str, str, str, str]]:
-        return [(one.lint, one.who, one.what, one.because) for one in diagnose(evidences[name]).findings
-                if one.lint in lints]
+        # A merge ends later than its parts, so what is counted lasts longer there.
+        return [(one.lint, one.who, one.what, re.sub(r" in \d+ s\b", "", one.because))
+                for one in diagnose(evidences[name]).findings if one.lint in lints]
 
     parts = [one for name in NAMES for one in findings(name)]
     assert {lint for lint, *_ in parts} == lints

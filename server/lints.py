@@ -126,12 +126,14 @@ class LintWatch:
                 else:
                     frames.append(item)
             resume, self._resume = self._resume, None
-            at_ns = self._service.at_ns
+            # Beside facts that are behind, everything would seem to have lasted until now.
+            at_ns = None if self._service.ring.pending(self._cursor) else self._service.at_ns
             with anyio.CancelScope(shield=True):  # a cancelled thread would go on beside us
                 self._spent_s = await anyio.to_thread.run_sync(self._take, resume, frames, at_ns)
             self.ready.set()
 
-    def _take(self, resume: tuple[Snapshot, GapSeen | None] | None, frames: list[bytes], at_ns: int) -> float:
+    def _take(self, resume: tuple[Snapshot, GapSeen | None] | None, frames: list[bytes], at_ns: int | None) -> float:
+        """Take these events, and judge as of ``at_ns``, or of the last event; the time that the thread took."""
         began = time.thread_time()
         if resume is not None:
             self._state = decode_facts(resume[0].facts)
@@ -141,6 +143,7 @@ class LintWatch:
                 if event.seq >= self._state.seq:
                     self._watch.apply(self._state, event)
         found = dict.fromkeys(self.active, 0)
+        at_ns = self._state.at_ns if at_ns is None else at_ns
         now = list(current(self._watch.findings(self._state, at_ns), at_ns))
         for finding in now:
             if finding.lint in found:

@@ -106,6 +106,25 @@ async def test_an_instant_is_active_for_a_minute() -> None:
 
 
 @pytest.mark.asyncio
+async def test_facts_that_are_behind_are_judged_as_of_their_own_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A watch that begins with an hour of events must not call everything late that goes on in the first of them."""
+    followed = Followed()
+    followed.service.submit(NoteReported, Note.LOOP_BLOCKED, "the event loop stood still for 2.0 s")
+    followed.service.broadcaster.flush()
+    for minute in range(1, 4):
+        followed.now_ns = minute * 61 * 10**9
+        followed.publish(minute)
+    monkeypatch.setattr("server.lints.TURN_EVENTS", 1)
+    watch = LintWatch(followed.service)
+    found = []
+    for _ in range(4):
+        await watch.turn()
+        found.append(watch.active["blocked"])
+    assert found[0] == 1, "it was a moment ago"
+    assert found[-1] == 0, "it was three minutes ago"
+
+
+@pytest.mark.asyncio
 async def test_a_daemon_with_metrics_finds_what_a_watch_on_its_whole_stream_finds() -> None:
     async with daemon_at("multiturn:requests=60,sessions=8", speed=None, metrics="127.0.0.1:0") as daemon:
         await published(daemon, lambda: sum(daemon.service.state.totals.finished) == 60)

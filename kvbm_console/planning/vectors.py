@@ -106,6 +106,8 @@ def read_vectors(path: Path) -> Vectors:
             key for key, value in msgspec.json.decode(data, type=dict[str, Any]).items()
             if isinstance(value, list) and key not in Vectors.__struct_fields__
         ]
+    except UsageError as error:
+        raise UsageError(f"--vectors {error}") from None
     except OSError as error:
         raise UsageError(f"--vectors {path} cannot be read: {error.strerror}") from error
     except (msgspec.DecodeError, RecursionError) as error:

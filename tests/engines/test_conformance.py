@@ -234,6 +234,17 @@ STEP = some.one_of(
 )
 
 
+def test_a_chain_that_is_told_again_may_begin_before_the_checker_joined() -> None:
+    """Its first block was stored unheard, and its second was heard."""
+    cache = Cache()
+    second, chain = cache.event([2], 1, "GPU"), cache.event([1, 2], None, "GPU")
+    report = judged([(1, [second]), (2, [chain])])
+    assert broken(report) == {}
+    assert (report.joined_late, report.restatements) == (True, 1)
+    report = judged([(0, [cleared()]), (1, [second]), (2, [chain])])
+    assert broken(report)["stored-once"] == (2, 0), "who knows all blocks knows that no such chain was told"
+
+
 @given(some.lists(STEP, max_size=60), some.integers(0, 3))
 def test_a_conforming_stream_keeps_every_rule(steps: list[Any], joined: int) -> None:
     """Whatever the engine does, and wherever the checker joins."""

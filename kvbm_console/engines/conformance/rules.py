@@ -322,33 +322,28 @@ class RuleChecker:
         if parent is not None:
             self._known("parent", (event.group, parent), None, f"the parent {_shown(parent)} is not in the cache")
         places = [(event.group, _key(value)) for value in event.hashes]
-        if self._restates(event, places, medium):
-            self.restatements += 1
-        else:
-            for place in places:
-                copies = self._copies[place]
-                once = not copies.certain[medium]
-                self.judge("stored-once", once, f"block {_shown(place[1])} is on {medium} already")
-                copies.certain[medium] += 1
-                self._forget_before(place, medium)
+        known = [place for place in places if place in self._copies and self._copies[place].certain[medium]]
+        # Whoever joined late does not know all blocks of a chain that is told again.
+        again = bool(known) and event.parent is None and (len(known) == len(places) or not self._complete)
+        self.restatements += again
+        for place in places:
+            copies = self._copies[place]
+            if again and place in known:
+                self._restated(place, medium)
+                continue
+            once = not copies.certain[medium]
+            self.judge("stored-once", once, f"block {_shown(place[1])} is on {medium} already")
+            copies.certain[medium] += 1
+            self._forget_before(place, medium)
         if whole:
             self._contents_of(event, places, parent)
         return medium
 
-    def _restates(self, event: Statement, places: list[_Place], medium: str) -> bool:
-        """True for a chain from the root whose blocks are all on the medium; its blocks remember the event."""
-        if event.parent is not None or not places:
-            return False
-        held = [self._copies.get(place) for place in places]
-        if not all(copies is not None and copies.certain[medium] for copies in held):
-            return False
-        for place, copies in zip(places, held, strict=True):
-            assert copies is not None
-            text = f"block {_shown(place[1])} is on {medium} already, and both copies were removed"
-            example = Example(*self._at, text)
-            copies.restated.setdefault(medium, []).append(example)
-            self.judge("stored-once", True, "")
-        return True
+    def _restated(self, place: _Place, medium: str) -> None:
+        """A block of a chain from the root is on the medium already; it remembers the event."""
+        text = f"block {_shown(place[1])} is on {medium} already, and both copies were removed"
+        self._copies[place].restated.setdefault(medium, []).append(Example(*self._at, text))
+        self.judge("stored-once", True, "")
 
     def _contents_of(self, event: Statement, places: list[_Place], parent: Key | None) -> None:
         size = event.block_size

@@ -2,4 +2,5 @@
 
 from kvbm_console.cli.main import main
 
-main()
+if __name__ == "__main__":  # whoever imports every module must not run it
+    main()

@@ -219,9 +219,12 @@ def _reuse(scrape: Scrape) -> Iterator[Sample]:
 
 def _block_tokens(scrape: Scrape) -> int | None:
     """Tokens of a block of the engines that count hits; None if they differ."""
-    told = {pool.info.block_tokens for pool in scrape.state.pools if pool.info.authority is not Authority.STREAM
-            and pool.info.tier is Tier.G1}
-    return scrape.config.block_tokens if not told else told.pop() if len(told) == 1 else None
+    told = {
+        pool.info.block_tokens for pool in scrape.state.pools
+        if pool.info.tier is Tier.G1 and pool.info.authority is not Authority.STREAM
+    }
+    sizes = told or {scrape.config.block_tokens}
+    return sizes.pop() if len(sizes) == 1 else None
 
 
 def _curve(scrape: Scrape) -> Iterator[Sample]:

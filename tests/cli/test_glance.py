@@ -92,12 +92,12 @@ class Told:
         return SimpleNamespace(target="here", incarnation="one", run=1, block_bytes=None)
 
     async def digest(self) -> tuple[int, int]:
-        """Where it stood when it was asked."""
+        """The next event when the daemon was asked."""
         return self.next_seq, 0
 
     @asynccontextmanager
     async def subscribe(self, *, history: bool) -> AsyncIterator["Stream"]:
-        """What it remembers, and what happens now."""
+        """The items that the daemon remembers, and those of now."""
         assert history
         yield Stream(self.told)
 

@@ -320,7 +320,7 @@ NOTHING_YET: Final[dict[str, list[FeedItem]]] = {
     "gone": [Disconnected("nobody listens", 3.0)],
     "past": [connected(), PastSeen(story().events, story().state)],
 }
-"""What a console may have heard before the first facts."""
+"""Items that a console may have heard before the first facts."""
 
 
 @pytest.mark.parametrize("heard", NOTHING_YET)

@@ -15,6 +15,7 @@ from kvbm_console.analysis.diff import diff
 from kvbm_console.analysis.explain import Explanation, explain, grouped, only_block
 from kvbm_console.analysis.export.rows import Consumer, Rows, TierSample
 from kvbm_console.analysis.lints import LINTS
+from kvbm_console.analysis.lints.lint import plural
 from kvbm_console.analysis.requests import Requests
 from kvbm_console.analysis.visitor import Visitor
 from kvbm_console.analysis.walk import walk
@@ -26,7 +27,7 @@ from kvbm_console.core.errors import NotFound, UsageError
 from kvbm_console.core.expression import ExpressionError, compile_event_filter, compile_slot_filter
 from kvbm_console.core.state import CacheState
 from kvbm_console.recording.positions import parse_position
-from kvbm_console.stream.feed import GapSeen
+from kvbm_console.stream.feed import GapSeen, why_lost
 
 T = TypeVar("T")
 CURVE_POINTS: Final = 16
@@ -216,7 +217,7 @@ def _first(window: PageRows) -> Answer:
 
 
 def _gap(gap: GapSeen, state: CacheState) -> list[Any]:
-    return [gap.first, ms(state.at_ns), "Gap", None, f"{gap.count} events are missing: {gap.reason}"]
+    return [gap.first, ms(state.at_ns), "Gap", None, f"lost {plural(gap.count, 'event')}: {why_lost(gap.reason)}"]
 
 
 def _row(event: ev.Event, state: CacheState) -> list[Any]:

@@ -17,7 +17,7 @@ from kvbm_console.core.ids import NUMBER_MAX
 from kvbm_console.core.printable import safe
 from kvbm_console.core.state import CacheState
 from kvbm_console.stream.document import event_document
-from kvbm_console.stream.feed import Disconnected, EventsArrived, FeedItem, GapSeen, SnapshotTaken
+from kvbm_console.stream.feed import Disconnected, EventsArrived, FeedItem, GapSeen, SnapshotTaken, why_lost
 
 
 @click.command()
@@ -77,7 +77,9 @@ class Printer:
                     if self._print(item.events):
                         return
                 case GapSeen():
-                    warn(f"lost {item.count} events, {item.first} to {item.last}: {item.reason}")
+                    from kvbm_console.analysis.lints.lint import plural
+
+                    warn(f"lost {plural(item.count, 'event')}, {item.first} to {item.last}: {why_lost(item.reason)}")
                 case Disconnected() if item.retry_in_s is None:
                     warn(item.reason)
                     return

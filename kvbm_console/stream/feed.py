@@ -5,7 +5,7 @@ and after either the next ``SnapshotTaken`` is exact again.
 """
 
 from collections.abc import AsyncIterator, Mapping
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
 
 import msgspec
 
@@ -63,6 +63,18 @@ class BatchArrived(msgspec.Struct, frozen=True):
     """The next events, still encoded. A ``Refreshing`` feed yields them while its receiver wants them unread."""
 
     batch: "UnreadBatch"
+
+
+_LOSSES: Final = {
+    "fell_behind": "the reader fell behind", "not_kept": "the daemon no longer kept them",
+    "restarted": "another run began",
+}
+"""The codes of a daemon for a gap of its stream, in words."""
+
+
+def why_lost(reason: str) -> str:
+    """Why events are missing, in words. The reasons that a recording gives are words already."""
+    return _LOSSES.get(reason, reason)
 
 
 class GapSeen(msgspec.Struct, frozen=True):

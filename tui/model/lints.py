@@ -12,11 +12,12 @@ from typing import Final
 
 import msgspec
 
-from kvbm_console.analysis.lints import LINTS, Finding, Level, Lint, current, why_lost
+from kvbm_console.analysis.lints import LINTS, Finding, Level, Lint, current
 from kvbm_console.analysis.lives import Transfer
 from kvbm_console.analysis.waits import breakpoints_text
 from kvbm_console.core.events import SlotHeld
 from kvbm_console.core.slots import SlotFacts
+from kvbm_console.stream.feed import why_lost
 
 from .mirror import Mirror
 from .numbers import S, count, duration, plain, plural, spoken

@@ -11,10 +11,10 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
-from kvbm_console.analysis.lints import why_lost
 from kvbm_console.core.events import Event, SlotMoved
 from kvbm_console.core.ids import Word
 from kvbm_console.stream.document import field_text
+from kvbm_console.stream.feed import why_lost
 
 from ..desk import LOG, SLOT, Desk, View
 from ..draw.frame import Hint

@@ -6,8 +6,9 @@ Law of this file: synced events and events that are only written are told apart,
 from collections import deque
 from collections.abc import Sequence
 
-from kvbm_console.analysis.lints import LINTS, Level, why_lost
+from kvbm_console.analysis.lints import LINTS, Level
 from kvbm_console.core.state import Totals
+from kvbm_console.stream.feed import why_lost
 from kvbm_console.stream.tape import TapeGap
 
 from ..desk import LOG, SLOT, SLOTS, TIERS, TRANSFERS, Desk, View

@@ -10,7 +10,6 @@ Law of this package: a healthy run has no finding, and a finding names its evide
 from kvbm_console.analysis.lints import process, streams, tiers, worth  # noqa: F401
 from kvbm_console.analysis.lints.copies import Pending, Slow
 from kvbm_console.analysis.lints.lint import LINTS, Finding, Level, Lint, LintFold, current
-from kvbm_console.analysis.lints.process import why_lost
 from kvbm_console.analysis.lints.slots import WATCHED, Stuck, fault_after
 
 __all__ = [
@@ -27,7 +26,6 @@ __all__ = [
     "current",
     "fault_after",
     "stream_lints",
-    "why_lost",
 ]
 
 

@@ -16,24 +16,13 @@ from kvbm_console.core.audit import audit
 from kvbm_console.core.columns import unpack_hashes
 from kvbm_console.core.ids import Note
 from kvbm_console.core.state import CacheState
-from kvbm_console.stream.feed import GapSeen
+from kvbm_console.stream.feed import GapSeen, why_lost
 
 LATE_REPORTS: Final = 10
 BELOW: Final = "tier"
 """The stage of a mismatch that the tap around a lower tier found."""
 VERDICT_WEIGHT: Final = 2**62
 """The weight puts a verdict in front of all findings of its level, whose weights are durations and counts."""
-
-_LOSSES: Final = {
-    "fell_behind": "the reader fell behind", "not_kept": "the daemon no longer kept them",
-    "restarted": "another run began",
-}
-"""The codes of a daemon for a gap of its stream, in words."""
-
-
-def why_lost(reason: str) -> str:
-    """Why events are missing, in words. The reasons that a recording gives are words already."""
-    return _LOSSES.get(reason, reason)
 
 
 class LostEvents(Lint):

@@ -10,6 +10,11 @@ Law of this file: an answer is made of facts at the place where the debuggee sta
 """
 
 import asyncio
+import glob
+import os
+import re
+import select
+import stat
 import sys
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
@@ -20,18 +25,29 @@ import anyio
 import msgspec
 
 from kvbm_console.addresses import parse_address
-from kvbm_console.answers.debuggee import EditorBreakpoint, LiveDebuggee, RecordedDebuggee, Stop, function_spec, hold_ns
+from kvbm_console.answers.debuggee import (
+    EditorBreakpoint,
+    LiveDebuggee,
+    RecordedDebuggee,
+    Stop,
+    data_spec,
+    function_spec,
+    hold_ns,
+)
 from kvbm_console.client import Access, Client
 from kvbm_console.core.config import BreakpointSpec
-from kvbm_console.core.errors import KvbmConsoleError, UsageError
-from kvbm_console.core.expression import SLOT, compile_condition, compile_slot_filter, variables
+from kvbm_console.core.errors import ConnectionLost, KvbmConsoleError, UsageError
+from kvbm_console.core.expression import SLOT, compile_slot_filter, variables
 from kvbm_console.core.expression.closures import value_text
-from kvbm_console.core.ids import Site
 from kvbm_console.core.state import CacheState
 from kvbm_console.recording.positions import parse_position, seq_of
 from kvbm_console.stream.document import status_document
 
 MESSAGE_BYTES_MAX: Final = 1_000_000
+LENGTH: Final = re.compile(r"[0-9]{1,9}")
+SLOT_NUMBER: Final = re.compile(r"[0-9]{1,18}")
+PATH_SHOWN: Final = 200
+"""Characters of a path in a sentence; an editor shows sentences in a small box."""
 ENGINE: Final = 1
 """The thread of the engine itself; a slot's thread is its number + 2."""
 NOW: Final = -1
@@ -46,6 +62,8 @@ CAPABILITIES: Final = {
 }
 Body = dict[str, Any]
 Debuggee = RecordedDebuggee | LiveDebuggee
+MISTAKES: Final = (KvbmConsoleError, OSError, LookupError, ValueError, TypeError, ArithmeticError)
+"""Raised for arguments that are missing, have another type or name a file that cannot be read."""
 
 
 class DebugAdapter:
@@ -63,6 +81,8 @@ class DebugAdapter:
         self._data: list[Body] = []
         self._references: list[tuple[str, int | None, int]] = []
         self._start_seq: int | None = None
+        self._arrived: Stop | None = None
+        self._told_end = False
         self.ended = anyio.Event()
         self._does: dict[str, Callable[[Body], Awaitable[Body | None]]] = {
             "initialize": self._initialize, "launch": self._launch, "attach": self._attach,
@@ -73,12 +93,13 @@ class DebugAdapter:
             "evaluate": self._evaluate, "continue": self._continue, "reverseContinue": self._reverse,
             "next": self._stepper("next"), "stepIn": self._stepper("in"), "stepOut": self._stepper("out"),
             "stepBack": self._stepper("back"), "pause": self._pause, "gotoTargets": self._goto_targets,
-            "goto": self._goto, "disconnect": self._disconnect, "terminate": self._disconnect,
+            "goto": self._goto, "disconnect": self._disconnect, "terminate": self._terminate,
         }
 
     async def run(self, messages: "asyncio.StreamReader") -> None:
         """Answer requests until the editor goes."""
-        async with anyio.create_task_group() as self._tasks, self._open:
+        # The session closes behind the tasks: inside their scope, which is cancelled, it could not wait for its own.
+        async with self._open, anyio.create_task_group() as self._tasks:
             while not self.ended.is_set() and (message := await read_message(messages)) is not None:
                 await self.take(message)
             self._tasks.cancel_scope.cancel()
@@ -91,16 +112,19 @@ class DebugAdapter:
             does = self._does.get(command)
             if does is None:
                 raise UsageError(f"this adapter has no request {command!r}")
-            answer["body"] = await does(message.get("arguments") or {}) or {}
-        except (KvbmConsoleError, KeyError, ValueError, TypeError) as error:
-            why = str(error) if isinstance(error, KvbmConsoleError) else (
-                f"{command} lacks an argument or has a wrong one: {error}")
+            arguments = message.get("arguments") or {}
+            if not isinstance(arguments, dict):
+                raise UsageError(f"the arguments of {command} must be an object")
+            answer["body"] = await does(arguments) or {}
+        except MISTAKES as error:
+            why = _sentence(command, error)
             answer |= {"success": False, "message": why, "body": {"error": {"id": 1, "format": why}}}
         self._say(answer)
-        if command == "initialize":
-            self._event("initialized", {})
-        if self._start_seq is not None and command == "configurationDone" and answer["success"]:
-            await self._stopped(Stop("entry"))
+        if command in ("launch", "attach") and answer["success"]:
+            self._event("initialized", {})  # not earlier: only now can breakpoints be set
+        stop, self._arrived = self._arrived, None
+        if stop is not None:
+            self._stopped(stop)
 
     # --- beginning and end ---
 
@@ -108,9 +132,10 @@ class DebugAdapter:
         return dict(CAPABILITIES)
 
     async def _launch(self, said: Body) -> None:
-        if "recording" not in said:
+        self._need_none()
+        if not isinstance(said.get("recording"), str):
             raise UsageError("launch needs recording, the path of a recording; attach needs target")
-        path = Path(str(said["recording"]))
+        path = Path(said["recording"])
         debuggee = RecordedDebuggee(path)
         place = said.get("at")
         self._start_seq = debuggee.recording.first_seq if place is None else seq_of(
@@ -119,17 +144,20 @@ class DebugAdapter:
         self._debuggee = debuggee
 
     async def _attach(self, said: Body) -> None:
-        if "target" not in said:
+        self._need_none()
+        if not isinstance(said.get("target"), str):
             raise UsageError("attach needs target, unix:PATH or HOST:PORT; launch needs recording")
         self._max_hold_ns = hold_ns(str(said.get("maxHold", "30s")))
         BreakpointSpec(max_hold_ns=self._max_hold_ns)
         files = [None if said.get(name) is None else Path(str(said[name])) for name in ("tlsCa", "tokenFile")]
-        address = parse_address(str(said["target"]), _refuse)
+        address = parse_address(said["target"], _refuse)
         client = await self._open.enter_async_context(Client(address, name=self._who, access=Access.load(*files)))
         session = await self._open.enter_async_context(client.control(self._who, lease=True))
-        debuggee = LiveDebuggee(client, session, self._stopped)
+        debuggee = LiveDebuggee(client, session, self._stopped, self._goes_on)
         self._tasks.start_soon(self._follow, debuggee)
         await debuggee.ready.wait()
+        if self._told_end:
+            raise ConnectionLost(f"{said['target']} ended")
         self._debuggee = debuggee
 
     async def _follow(self, debuggee: LiveDebuggee) -> None:
@@ -137,17 +165,29 @@ class DebugAdapter:
             await debuggee.follow()
         except KvbmConsoleError as error:
             self._event("output", {"category": "important", "output": f"{error}\n"})
-            self._event("terminated", {})
+            self._end()
             debuggee.ready.set()
 
     async def _configured(self, said: Body) -> None:
         self._need()
+        if self._start_seq is not None:
+            self._arrived = Stop("entry")
+
+    async def _terminate(self, said: Body) -> None:
+        """End the session with the debuggee. The editor answers with ``disconnect``, so the adapter stays for it."""
+        debuggee, self._debuggee = self._debuggee, None
+        if debuggee is not None:
+            await debuggee.close()
+        self._end()
 
     async def _disconnect(self, said: Body) -> None:
-        if self._debuggee is not None:
-            await self._debuggee.close()
-        self._event("terminated", {})
+        await self._terminate(said)
         self.ended.set()
+
+    def _end(self) -> None:
+        if not self._told_end:
+            self._told_end = True
+            self._event("terminated", {})
 
     async def _nothing(self, said: Body) -> Body:
         return {"breakpoints": []}
@@ -155,48 +195,49 @@ class DebugAdapter:
     # --- breakpoints ---
 
     async def _set_functions(self, said: Body) -> Body:
-        self._functions = list(said.get("breakpoints", []))
-        told = await self._set()
-        return {"breakpoints": told[: len(self._functions)]}
+        self._functions = _objects(said, "breakpoints")
+        return {"breakpoints": (await self._set())[: len(self._functions)]}
 
     async def _set_data(self, said: Body) -> Body:
-        self._data = list(said.get("breakpoints", []))
-        told = await self._set()
-        return {"breakpoints": told[len(self._functions) :]}
+        self._data = _objects(said, "breakpoints")
+        return {"breakpoints": (await self._set())[len(self._functions) :]}
 
     async def _set_lines(self, said: Body) -> Body:
         why = "a story has no line to stop at; set a function breakpoint on a state or a site"
-        return {"breakpoints": [{"verified": False, "message": why} for _ in said.get("breakpoints", [])]}
+        return {"breakpoints": [{"verified": False, "message": why} for _ in _objects(said, "breakpoints")]}
 
     async def _set(self) -> list[Body]:
         """Set all breakpoints of the editor anew; a verdict for each."""
-        debuggee, wanted, told = self._need(), list[EditorBreakpoint](), list[Body]()
-        for number, one in enumerate((*self._functions, *self._data), 1):
+        debuggee, wanted, told = self._need(), list[EditorBreakpoint](), dict[int, Body]()
+        # Functions have odd ids and data even ones, so a new list of one kind leaves the ids of the other as they are.
+        numbered = [*enumerate(self._functions), *enumerate(self._data)]
+        for at, (place, said) in enumerate(numbered):
+            data = at >= len(self._functions)
+            number = 2 * place + (2 if data else 1)
+            told[number] = {"id": number, "verified": True}
             try:
-                wanted.append(self._wanted(number, one, data=number > len(self._functions)))
-                told.append({"id": number, "verified": True})
+                wanted.append(self._wanted_data(number, said) if data else self._wanted_function(number, said))
             except UsageError as error:
-                told.append({"id": number, "verified": False, "message": str(error)})
+                told[number] |= {"verified": False, "message": str(error)}
         sentences = await debuggee.set_breakpoints(wanted)
         for asked, sentence in zip(wanted, sentences, strict=True):
             if sentence:
-                told[asked.number - 1] |= {"verified": False, "message": sentence}
-        return told
+                told[asked.number] |= {"verified": False, "message": sentence}
+        return list(told.values())
 
-    def _wanted(self, number: int, said: Body, *, data: bool) -> EditorBreakpoint:
-        condition, hits = str(said.get("condition") or ""), str(said.get("hitCondition") or "")
-        if not data:
-            return EditorBreakpoint(number, function_spec(str(said["name"]), condition, hits, self._max_hold_ns))
-        slot, _, field = str(said["dataId"]).partition(" ")
+    def _wanted_function(self, number: int, said: Body) -> EditorBreakpoint:
+        name, condition, hits = (str(said.get(key) or "") for key in ("name", "condition", "hitCondition"))
+        return EditorBreakpoint(number, function_spec(name, condition, hits, self._max_hold_ns))
+
+    def _wanted_data(self, number: int, said: Body) -> EditorBreakpoint:
+        known, condition, hits = (str(said.get(key) or "") for key in ("dataId", "condition", "hitCondition"))
+        slot, _, field = known.partition(" ")
+        name = self._need().chronicle.names.get(int(slot)) if SLOT_NUMBER.fullmatch(slot) else None
+        if name is None or field not in SLOT.fields:
+            raise UsageError(f"dataId must be an answer of dataBreakpointInfo, got {known[:80]!r}")
         if self._need().live and not condition:
             raise UsageError(f"on a daemon a breakpoint on {field} needs a condition, as '{field} > 100'")
-        if condition:
-            compile_condition(condition)
-        name = self._need().chronicle.names.get(int(slot), "*")
-        spec = BreakpointSpec(
-            site=Site.TRANSITION_DID, request=name, condition=condition, hit_condition=hits,
-            max_hold_ns=self._max_hold_ns,
-        )
+        spec = data_spec(glob.escape(name), condition, hits, self._max_hold_ns)
         return EditorBreakpoint(number, spec, int(slot), field)
 
     async def _data_info(self, said: Body) -> Body:
@@ -229,10 +270,11 @@ class DebugAdapter:
         slot = thread - 2
         story = debuggee.chronicle.story(slot, debuggee.position)
         moves = [(line, row) for line, row in enumerate(story, 1) if row.state is not None][::-1]
-        first = int(said.get("startFrame") or 0)
+        first = max(int(said.get("startFrame") or 0), 0)
+        last = first + min(int(said.get("levels") or FRAMES_MAX), FRAMES_MAX)
         source = {"name": f"story of {self._name(slot)}", "sourceReference": slot + 2}
         frames = []
-        for at, (line, row) in enumerate(moves[first : first + FRAMES_MAX], first):
+        for at, (line, row) in enumerate(moves[first:last], first):
             seq = self._now() if at == 0 else row.seq
             frames.append({
                 "id": self._frame(slot, seq), "line": len(story) if at == 0 else line, "column": 1, "source": source,
@@ -241,7 +283,7 @@ class DebugAdapter:
         return {"stackFrames": frames, "totalFrames": len(moves)}
 
     async def _source(self, said: Body) -> Body:
-        reference = said.get("sourceReference") or (said.get("source") or {}).get("sourceReference") or 0
+        reference = said.get("sourceReference") or _source_reference(said)
         debuggee = self._need()
         story = debuggee.chronicle.story(int(reference) - 2, debuggee.position)
         lines = [f"{row.seq:>8,}  {row.at_ns / 1e6:>12.3f} ms  {row.kind:<22} {row.text}" for row in story]
@@ -255,7 +297,7 @@ class DebugAdapter:
 
     async def _variables(self, said: Body) -> Body:
         at = int(said["variablesReference"]) - 1
-        if not 0 <= at < len(self._references):
+        if not 0 <= at < len(self._references) or self._references[at][0] == "frame":
             raise UsageError("these variables belong to an earlier stop")
         name, slot, seq = self._references[at]
         state = self._facts(seq)
@@ -287,27 +329,25 @@ class DebugAdapter:
     # --- going on ---
 
     async def _continue(self, said: Body) -> Body:
-        stop = await self._need().resume(self._slot(said))
-        self._moved(stop)
+        self._arrived = await self._need().resume(self._slot(said))
         return {"allThreadsContinued": not self._need().live}
 
     async def _reverse(self, said: Body) -> None:
-        self._moved(await self._need().resume(self._slot(said), back=True))
+        self._arrived = await self._need().resume(self._slot(said), back=True)
 
     def _stepper(self, how: str) -> Callable[[Body], Awaitable[None]]:
         async def step(said: Body) -> None:
-            self._moved(await self._need().step(self._slot(said), how))
+            self._arrived = await self._need().step(self._slot(said), how)
 
         return step
 
     async def _pause(self, said: Body) -> None:
         if self._need().live:
             raise UsageError("a daemon goes on; a function breakpoint holds one of its requests")
-        self._moved(Stop("pause", self._slot(said)))
+        self._arrived = Stop("pause", self._slot(said))
 
     async def _goto_targets(self, said: Body) -> Body:
-        reference = int((said.get("source") or {}).get("sourceReference") or 0)
-        story = self._need().chronicle.stories.get(reference - 2, [])
+        story = self._need().chronicle.stories.get(_source_reference(said) - 2, [])
         line = int(said["line"])
         if not 1 <= line <= len(story):
             raise UsageError(f"line must be from 1 to {len(story)}, got {line}")
@@ -322,16 +362,14 @@ class DebugAdapter:
         if isinstance(debuggee, LiveDebuggee):
             raise UsageError("a daemon goes forward only; record it, and debug the recording")
         debuggee.playback.seek(seq_of(debuggee.recording, parse_position(place)))
-        self._moved(Stop("goto", slot))
+        self._arrived = Stop("goto", slot)
 
     # --- inside ---
 
-    def _moved(self, stop: Stop | None) -> None:
-        """Tell a stop behind the answer of the request that led to it."""
-        if stop is not None:
-            self._tasks.start_soon(self._stopped, stop)
+    def _goes_on(self, slot: int) -> None:
+        self._event("continued", {"threadId": slot + 2, "allThreadsContinued": False})
 
-    async def _stopped(self, stop: Stop) -> None:
+    def _stopped(self, stop: Stop) -> None:
         debuggee = self._need()
         if not debuggee.live or len(self._references) > REFERENCES_MAX:
             self._references.clear()  # threads of a daemon stop one by one, and keep their frames
@@ -348,6 +386,10 @@ class DebugAdapter:
         if self._debuggee is None:
             raise UsageError("nothing is debugged yet: launch a recording or attach to a daemon first")
         return self._debuggee
+
+    def _need_none(self) -> None:
+        if self._debuggee is not None:
+            raise UsageError("this session debugs something already: end it, and begin another")
 
     def _slot(self, said: Body) -> int | None:
         thread = int(said.get("threadId") or ENGINE)
@@ -388,37 +430,82 @@ def _refuse(why: str) -> NoReturn:
     raise UsageError(f"target {why}")
 
 
+def _sentence(command: str, error: Exception) -> str:
+    if isinstance(error, KvbmConsoleError):
+        return str(error)
+    if isinstance(error, OSError):
+        return f"{str(error.filename)[:PATH_SHOWN]}: {error.strerror}"
+    return f"{command} lacks an argument or has a wrong one: {error}"
+
+
+def _objects(said: Body, name: str) -> list[Body]:
+    found = said.get(name, [])
+    if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
+        raise UsageError(f"{name} must be a list of objects")
+    return found
+
+
+def _source_reference(said: Body) -> int:
+    source = said.get("source") or {}
+    if not isinstance(source, dict):
+        raise UsageError("source must be an object")
+    return int(source.get("sourceReference") or 0)
+
+
 # --- the wire ---
 
 
 async def read_message(reader: "asyncio.StreamReader") -> Body | None:
     """The next message; None at the end. Raises ``UsageError`` for bytes that are none."""
     length = None
-    while line := await reader.readline():
+    while line := await _header(reader):
         if line in (b"\r\n", b"\n"):
             if length is None:
                 raise UsageError("a message has no Content-Length")
             try:
                 message: Body = msgspec.json.decode(await reader.readexactly(length), type=dict[str, Any])
-            except (msgspec.DecodeError, asyncio.IncompleteReadError) as error:
+            except (msgspec.DecodeError, asyncio.IncompleteReadError, RecursionError) as error:
                 raise UsageError(f"a message is no JSON object: {error}") from None
             return message
         name, _, value = line.decode("latin-1").partition(":")
         if name.strip().lower() == "content-length":
-            if not value.strip().isdecimal() or int(value) > MESSAGE_BYTES_MAX:
-                raise UsageError(f"Content-Length must be at most {MESSAGE_BYTES_MAX}, got {value.strip()[:20]!r}")
-            length = int(value)
+            length = _length(value.strip())
     return None
 
 
+async def _header(reader: "asyncio.StreamReader") -> bytes:
+    try:
+        return await reader.readline()
+    except ValueError:  # the reader's way to say that a line is longer than its buffer
+        raise UsageError("a line of a message's header is too long") from None
+
+
+def _length(text: str) -> int:
+    # Longer numbers are too large, and Python refuses to read those of thousands of digits.
+    if not LENGTH.fullmatch(text) or int(text) > MESSAGE_BYTES_MAX:
+        raise UsageError(f"Content-Length must be from 0 to {MESSAGE_BYTES_MAX}, got {text[:20]!r}")
+    return int(text)
+
+
+def _write(descriptor: int, data: bytes) -> None:
+    """Write everything, and wait for the reader where the pipe is full."""
+    while data:
+        try:
+            data = data[os.write(descriptor, data) :]
+        except BlockingIOError:  # stdin does not block, and a socket may be stdin and stdout at once
+            select.select([], [descriptor], [])
+
+
 async def serve_stdio(who: str) -> None:
-    """A session over stdin and stdout."""
+    """A session over stdin and stdout. Raises ``UsageError`` for a stdin from which no editor speaks."""
+    mode = os.fstat(sys.stdin.fileno()).st_mode
+    if not (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or sys.stdin.isatty()):
+        raise UsageError("stdin must be a pipe or a socket, because an editor starts this command and speaks to it")
     reader = asyncio.StreamReader()
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
 
     def send(message: Body) -> None:
         data = msgspec.json.encode(message)
-        sys.stdout.buffer.write(b"Content-Length: %d\r\n\r\n%s" % (len(data), data))
-        sys.stdout.buffer.flush()
+        _write(sys.stdout.fileno(), b"Content-Length: %d\r\n\r\n%s" % (len(data), data))
 
     await DebugAdapter(send, who).run(reader)

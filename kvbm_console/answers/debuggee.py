@@ -8,7 +8,8 @@ Law of this file: a recording stops where the leader of today says that a breakp
 """
 
 import re
-from collections.abc import Awaitable, Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,6 +22,7 @@ from kvbm_console.analysis.walk import Walker, evidence_of, walk
 from kvbm_console.answers.chronicle import Chronicle
 from kvbm_console.client import Client, ControlSession, Ended
 from kvbm_console.core import events as ev
+from kvbm_console.core.breakpoints import hit_test
 from kvbm_console.core.config import SECOND_NS, BreakpointSpec
 from kvbm_console.core.errors import ConnectionLost, RecordingError, UsageError
 from kvbm_console.core.expression import SLOT, compile_condition, compile_slot_filter
@@ -67,8 +69,22 @@ def function_spec(name: str, condition: str, hits: str, max_hold_ns: int) -> Bre
         compile_condition(condition)
     return BreakpointSpec(
         site=sites.get(match[1], Site.TRANSITION_DID), to_state=states.get(match[1]), request=match[2] or "*",
-        condition=condition, hit_condition=f"=={hits}" if hits.isdecimal() else hits, max_hold_ns=max_hold_ns,
+        condition=condition, hit_condition=_hit_condition(hits), max_hold_ns=max_hold_ns,
     )
+
+
+def data_spec(request: str, condition: str, hits: str, max_hold_ns: int) -> BreakpointSpec:
+    """The breakpoint of a daemon that stands for one on data of ``request``. Raises ``UsageError``."""
+    if condition:
+        compile_condition(condition)
+    return BreakpointSpec(
+        site=Site.TRANSITION_DID, request=request, condition=condition, hit_condition=_hit_condition(hits),
+        max_hold_ns=max_hold_ns,
+    )
+
+
+def _hit_condition(hits: str) -> str:
+    return f"=={hits}" if hits.isdecimal() else hits
 
 
 class RecordedDebuggee:
@@ -110,14 +126,13 @@ class RecordedDebuggee:
                 told = ["" if one.field else str(error) for one in wanted]
             else:
                 for hit in report.hits:
-                    number = functions[hit.spec].number
-                    before = stops.get(hit.seq - 1)
-                    numbers = (*(before.breakpoints if before else ()), number)
                     text = f"{hit.request} at {hit.site.label}: {hit.old.label} to {hit.new.label}"
-                    stops[hit.seq - 1] = Stop(FUNCTION_REASON, hit.slot, text, numbers)
+                    _join(stops, hit.seq - 1, Stop(FUNCTION_REASON, hit.slot, text, (functions[hit.spec].number,)))
         data = _Changes([one for one in wanted if one.field])
         walk(evidence_of(self.recording), (data,))
-        self._stops = {**data.stops, **stops}
+        for seq, stop in data.stops.items():
+            _join(stops, seq, stop)
+        self._stops = stops
         return told
 
     async def resume(self, slot: int | None, *, back: bool = False) -> Stop:
@@ -145,6 +160,16 @@ class RecordedDebuggee:
         """Nothing to give back."""
 
 
+def _join(stops: dict[int, Stop], seq: int, stop: Stop) -> None:
+    """Add a stop at an event. Where one is already, that one also names the breakpoints of the new one."""
+    before = stops.get(seq)
+    if before is None:
+        stops[seq] = stop
+        return
+    numbers = tuple(dict.fromkeys((*before.breakpoints, *stop.breakpoints)))
+    stops[seq] = msgspec.structs.replace(before, text=f"{before.text}; {stop.text}", breakpoints=numbers)
+
+
 class _Changes(Visitor):
     """The events with which fields of slots changed while their condition held."""
 
@@ -156,6 +181,8 @@ class _Changes(Visitor):
             for one in wanted
         ]
         self._values: dict[int, Any] = {}
+        self._matches: Counter[int] = Counter()
+        self._counts = {one.number: hit_test(one.spec.hit_condition) for one in wanted}
         self._before = -1
         if wanted:
             self.every = self._event
@@ -179,8 +206,11 @@ class _Changes(Visitor):
             if one.number in self._values and self._values[one.number] != value and (
                 holds is None or holds(state, slot)
             ):
-                text = f"{one.field} of {slot.request}: {self._values[one.number]} to {value}"
-                self.stops[self._before] = Stop(DATA_REASON, slot.slot, text, (one.number,))
+                self._matches[one.number] += 1
+                counts = self._counts[one.number]
+                if counts is None or counts(self._matches[one.number]):
+                    text = f"{one.field} of {slot.request}: {self._values[one.number]} to {value}"
+                    _join(self.stops, self._before, Stop(DATA_REASON, slot.slot, text, (one.number,)))
             self._values[one.number] = value
 
 
@@ -189,12 +219,22 @@ class LiveDebuggee:
 
     live = True
 
-    def __init__(self, client: Client, session: ControlSession, tell: Callable[[Stop], Awaitable[None]]) -> None:
+    def __init__(
+        self, client: Client, session: ControlSession, tell: Callable[[Stop], None], goes_on: Callable[[int], None]
+    ) -> None:
+        """``tell`` gets each stop, and ``goes_on`` the slot of a hold that ended without our asking."""
         self._client = client
         self._session = session
         self._tell = tell
+        self._goes_on = goes_on
         self._numbers: dict[int, int] = {}
-        self._released = anyio.Event()
+        self._stopped: dict[int, int] = {}
+        """The slots of the holds that were told as stops and have not ended."""
+        self._let_go: set[int] = set()
+        """Those of them that the editor let go."""
+        # A stop that a request leads to is told behind the answer of that request.
+        self._asking = anyio.Lock()
+        self._closed = False
         self.state = CacheState()
         self.chronicle = Chronicle()
         self.ready = anyio.Event()
@@ -222,25 +262,35 @@ class LiveDebuggee:
                 if isinstance(item, SnapshotTaken | EventsArrived | GapSeen):
                     walker.take(item)
                     self.ready.set()
-                for event in item.events if isinstance(item, EventsArrived) else ():
-                    if isinstance(event, ev.HoldParked) and event.hold in self.state.holds:
-                        await self._parked(event.hold)
+                    async with self._asking:
+                        self._tell_holds()
         raise ConnectionLost(f"{self._client.target} ended")
 
-    async def _parked(self, number: int) -> None:
-        hold = self.state.holds[number]
-        ours = tuple(self._numbers[one] for one in hold.breakpoints if one in self._numbers)
-        if hold.owner == self._session.owner:
+    def _tell_holds(self) -> None:
+        """Tell which slots went on and which stand still since the last time. A gap has no events, but facts."""
+        if self._closed:
+            return
+        for number in [number for number in self._stopped if number not in self.state.holds]:
+            slot = self._stopped.pop(number)
+            if number not in self._let_go:
+                self._goes_on(slot)
+        self._let_go &= self._stopped.keys()
+        for number, hold in self.state.holds.items():
+            if not hold.parked or number in self._stopped or hold.owner != self._session.owner:
+                continue
+            self._stopped[number] = hold.slot
+            ours = tuple(self._numbers[one] for one in hold.breakpoints if one in self._numbers)
             name = self.state.slots[hold.slot].request
             text = f"{name} at {hold.site.label}, for at most {hold.max_hold_ns / 1e9:g} s"
-            await self._tell(Stop(FUNCTION_REASON if ours else "step", hold.slot, text, ours))
+            self._tell(Stop(FUNCTION_REASON if ours else "step", hold.slot, text, ours))
 
     async def set_breakpoints(self, wanted: Sequence[EditorBreakpoint]) -> list[str]:
         """Replace the breakpoints of the session; an empty sentence for each that works."""
-        verdicts = await self._session.ask(ReplaceBreakpoints(tuple(one.spec for one in wanted)))
-        self._numbers = {
-            verdict.id: one.number for verdict, one in zip(verdicts, wanted, strict=True) if verdict.verified
-        }
+        async with self._asking:
+            verdicts = await self._session.ask(ReplaceBreakpoints(tuple(one.spec for one in wanted)))
+            self._numbers = {
+                verdict.id: one.number for verdict, one in zip(verdicts, wanted, strict=True) if verdict.verified
+            }
         return [verdict.message for verdict in verdicts]
 
     async def resume(self, slot: int | None, *, back: bool = False) -> Stop | None:
@@ -249,7 +299,7 @@ class LiveDebuggee:
             raise UsageError("a daemon goes forward only; record it, and debug the recording")
         hold = self._hold_of(slot)
         if hold is not None:
-            await self._session.ask(ContinueHold(hold))
+            await self._release(hold, ContinueHold(hold))
         return None
 
     async def step(self, slot: int | None, how: str) -> Stop | None:
@@ -259,8 +309,13 @@ class LiveDebuggee:
         hold = self._hold_of(slot)
         if hold is None:
             raise UsageError("only a request that is held can step")
-        await self._session.ask(StepSlot(hold))
+        await self._release(hold, StepSlot(hold))
         return None
+
+    async def _release(self, hold: int, verb: ContinueHold | StepSlot) -> None:
+        async with self._asking:
+            await self._session.ask(verb)
+            self._let_go.add(hold)
 
     def _hold_of(self, slot: int | None) -> int | None:
         held = None if slot is None else self.state.slots.get(slot)
@@ -268,6 +323,7 @@ class LiveDebuggee:
 
     async def close(self) -> None:
         """End the session, and with it its breakpoints and holds."""
+        self._closed = True
         await self._session.close()
 
 

@@ -12,9 +12,7 @@ def dap() -> None:
 
     Speaks the Debug Adapter Protocol on stdin and stdout. The editor launches a recording or attaches to a daemon.
     """
-    import anyio
-
     from kvbm_console.answers.dap import serve_stdio
-    from kvbm_console.cli.ask import who
+    from kvbm_console.cli.ask import run, who
 
-    anyio.run(serve_stdio, who())
+    run(serve_stdio(who()))

@@ -41,7 +41,8 @@ class Stopped(event_models.StoppedEvent):
 
 EVENTS: Final = {
     "initialized": event_models.InitializedEvent, "stopped": Stopped,
-    "terminated": event_models.TerminatedEvent, "output": event_models.OutputEvent,
+    "terminated": event_models.TerminatedEvent, "continued": event_models.ContinuedEvent,
+    "output": event_models.OutputEvent,
 }
 
 
@@ -55,10 +56,21 @@ class Editor:
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         assert process.stdin is not None
         assert process.stdout is not None
-        self._to, self._from = process.stdin, process.stdout
+        self._process, self._to, self._from = process, process.stdin, process.stdout
         self._client = Client("kvbm-console")
         self._client.send()  # the library initializes by itself; the tests do it where they look at the answer
         self._events: list[dict[str, Any]] = []
+
+    @property
+    def unread(self) -> list[str]:
+        """The names of the events that came with answers and were not asked for yet."""
+        return [message["event"] for message in self._events]
+
+    async def hang_up(self) -> tuple[int | None, str]:
+        """The editor is gone; exit status and stderr of the adapter."""
+        self._to.close()
+        _, complaint = await asyncio.wait_for(self._process.communicate(), ANSWER_S)
+        return self._process.returncode, complaint.decode()
 
     async def _message(self) -> dict[str, Any]:
         header = await asyncio.wait_for(self._from.readuntil(b"\r\n\r\n"), ANSWER_S)
@@ -91,7 +103,7 @@ class Editor:
 async def editor() -> AsyncIterator[Editor]:
     """The program as an editor starts it."""
     process = await asyncio.create_subprocess_exec(
-        PROGRAM, "dap", stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE)
+        PROGRAM, "dap", stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE)
     try:
         yield Editor(process)
     finally:

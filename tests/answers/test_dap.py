@@ -6,6 +6,8 @@ Law of this file: the real program answers over pipes, and what it says is compa
 import asyncio
 import json
 import re
+import socket
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from kvbm_console.core.events import SlotMoved
 from kvbm_console.core.ids import SlotState
 from kvbm_console.recording.reader import Recording
 from tests.answers.editor import Editor, Mistake, editor
+from tests.cli.programs import PROGRAM
 from tests.server.daemons import daemon_at
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -29,8 +32,8 @@ CHAT = 7
 
 async def launched(ide: Editor, path: str, **more: Any) -> None:
     await ide.ask("initialize", adapterID="kvbm-console")
-    await ide.event("initialized")
     await ide.ask("launch", recording=path, **more)
+    await ide.event("initialized")
 
 
 async def frames(ide: Editor, thread: int) -> list[Any]:
@@ -195,16 +198,126 @@ async def test_mistakes_are_sentences(tmp_path: Path) -> None:
             with pytest.raises(Mistake, match=said):
                 await ide.ask(command, **arguments)
         await ide.ask("launch", recording=STUCK)
-        with pytest.raises(Mistake, match="stackTrace lacks an argument or has a wrong one: 'threadId'"):
-            await ide.ask("stackTrace")
+        for said, command, arguments in (
+            ("stackTrace lacks an argument or has a wrong one: 'threadId'", "stackTrace", {}),
+            ("breakpoints must be a list of objects", "setFunctionBreakpoints", {"breakpoints": [None]}),
+            ("breakpoints must be a list of objects", "setBreakpoints", {"breakpoints": "all"}),
+            ("source must be an object", "source", {"source": "story"}),
+            ("this session debugs something already", "launch", {"recording": STUCK}),
+            ("this session debugs something already", "attach", {"target": f"unix:{tmp_path}/x.sock"}),
+        ):
+            with pytest.raises(Mistake, match=said):
+                await ide.ask(command, **arguments)
+        assert await ide.hang_up() == (0, "")
+    async with editor() as ide:
+        with pytest.raises(Mistake, match="xxx: File name too long"):
+            await ide.ask("launch", recording="x" * 5000)
 
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize("data", [b"\r\n", b"Content-Length: 9999999\r\n\r\n", b"Content-Length: 3\r\n\r\n{}",
-                                  b"Content-Length: 2\r\n\r\n[]"])
+                                  b"Content-Length: 2\r\n\r\n[]", b"Content-Length: -5\r\n\r\n",
+                                  b"Content-Length: " + b"9" * 5000 + b"\r\n\r\n", b"x" * 70_000 + b"\r\n\r\n",
+                                  b'Content-Length: 400005\r\n\r\n{"a":' + b"[" * 200_000 + b"]" * 199_999 + b"}"])
 async def test_bytes_that_are_no_message_are_refused(data: bytes) -> None:
     reader = asyncio.StreamReader()
     reader.feed_data(data)
     reader.feed_eof()
     with pytest.raises(UsageError):
         await read_message(reader)
+
+
+@pytest.mark.parametrize(("said", "stdin"), [
+    ("a message is no JSON object", b"Content-Length: 3\r\n\r\n{a}"), ("stdin must be a pipe or a socket", None)])
+def test_a_peer_that_is_no_editor_is_told_so_in_one_sentence(said: str, stdin: bytes | None) -> None:
+    source = {"input": stdin} if stdin is not None else {"stdin": subprocess.DEVNULL}
+    done = subprocess.run([PROGRAM, "dap"], capture_output=True, timeout=60, check=False, **source)  # type: ignore[call-overload]
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert done.stderr.decode().startswith(f"kvbm-console: {said}")
+    assert done.stderr.count(b"\n") == 1
+
+
+def test_a_socket_that_is_stdin_and_stdout_takes_long_answers() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, subprocess.Popen([PROGRAM, "dap"], stdin=theirs, stdout=theirs, stderr=subprocess.PIPE) as process:
+        theirs.close()
+        ours.settimeout(60)
+        body = json.dumps({"seq": 1, "type": "request", "command": "x" * 900_000}).encode()
+        ours.sendall(b"Content-Length: %d\r\n\r\n%s" % (len(body), body))
+        with ours.makefile("rb") as answers:
+            length = int(answers.readline().split(b":")[1])
+            answers.readline()
+            assert json.loads(answers.read(length))["success"] is False
+        ours.shutdown(socket.SHUT_WR)
+        assert process.communicate(timeout=60) == (None, b"")
+
+
+@pytest.mark.asyncio
+async def test_an_editor_is_asked_for_breakpoints_when_they_can_be_set() -> None:
+    async with editor() as ide:
+        await ide.ask("initialize", adapterID="kvbm-console")
+        with pytest.raises(Mistake, match="nothing is debugged yet"):
+            await ide.ask("setFunctionBreakpoints", breakpoints=[{"name": "decoding"}])
+        assert ide.unread == []
+        await ide.ask("launch", recording=STUCK)
+        await ide.event("initialized")
+        await ide.ask("terminate")
+        assert ide.unread == ["terminated"]
+        await ide.ask("disconnect")  # the editor's answer to the end of the debuggee
+        assert ide.unread == ["terminated"]
+
+
+@pytest.mark.asyncio
+async def test_breakpoints_of_both_kinds_keep_their_ids_and_stop_together() -> None:
+    async with editor() as ide:
+        await launched(ide, STUCK, at="224")
+        await ide.ask("configurationDone")
+        await ide.event("stopped")
+        data = {"dataId": f"{CHAT - 2} state"}
+        (changes,) = (await ide.ask("setDataBreakpoints", breakpoints=[data])).breakpoints
+        (loads,) = (await ide.ask("setFunctionBreakpoints", breakpoints=[{"name": "onboarding of chat.*"}])).breakpoints
+        assert changes.id != loads.id
+        hits = []
+        while not hits or "end of the recording" not in hits[-1].description:
+            await ide.ask("continue", threadId=CHAT)
+            hits.append(await ide.event("stopped"))
+        assert {tuple(hit.hitBreakpointIds) for hit in hits[:-1]} == {(changes.id,), (loads.id, changes.id)}
+        moves = [hit.description for hit in hits if hit.hitBreakpointIds and changes.id in hit.hitBreakpointIds]
+        await ide.ask("setFunctionBreakpoints", breakpoints=[])
+        await ide.ask("setDataBreakpoints", breakpoints=[{**data, "hitCondition": "2"}])
+        await ide.ask("reverseContinue", threadId=CHAT)
+        assert (await ide.event("stopped")).description == moves[1].split("; ")[-1]
+        await ide.ask("reverseContinue", threadId=CHAT)
+        assert "the beginning" in (await ide.event("stopped")).description
+        for wrong in ("5", "5 nothing", "99999 state", "x state"):
+            (told,) = (await ide.ask("setDataBreakpoints", breakpoints=[{"dataId": wrong}])).breakpoints
+            assert not told.verified
+            assert "dataId must be an answer of dataBreakpointInfo" in told.message
+        (told,) = (await ide.ask("setDataBreakpoints", breakpoints=[{**data, "hitCondition": "often"}])).breakpoints
+        assert not told.verified
+
+
+@pytest.mark.asyncio
+async def test_as_many_frames_are_told_as_were_asked_for() -> None:
+    async with editor() as ide:
+        await launched(ide, STUCK, at="end")
+        whole = await frames(ide, CHAT)
+        part = await ide.ask("stackTrace", threadId=CHAT, startFrame=1, levels=1)
+        assert [frame.name for frame in part.stackFrames] == [whole[1].name]
+        assert part.totalFrames == len(whole)
+        with pytest.raises(Mistake, match="these variables belong to an earlier stop"):
+            await ide.ask("variables", variablesReference=part.stackFrames[0].id)
+
+
+@pytest.mark.asyncio
+async def test_an_editor_hears_that_a_hold_ended_and_may_go_without_a_word() -> None:
+    async with daemon_at("multiturn:sessions=6", speed=1.0) as daemon, editor() as ide:
+        await ide.ask("initialize", adapterID="kvbm-console")
+        await ide.ask("attach", target=daemon.address, maxHold="1s")
+        await ide.ask("setFunctionBreakpoints", breakpoints=[{"name": "decoding", "hitCondition": "1"}])
+        stop = await ide.event("stopped")
+        goes_on = await ide.event("continued")
+        assert (goes_on.threadId, goes_on.allThreadsContinued) == (stop.threadId, False)
+        await ide.ask("setFunctionBreakpoints", breakpoints=[{"name": "decoding"}])
+        await ide.event("stopped")
+        assert await ide.hang_up() == (0, "")

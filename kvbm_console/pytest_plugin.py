@@ -21,11 +21,13 @@ if TYPE_CHECKING:
     from kvbm_console.simulator.embedded import Rig
     from kvbm_console.simulator.workloads import Request, Workload
     from kvbm_console.testing import Driven, Run, Taped
+    from kvbm_console.testing.run import Tapes
 
 DEFAULT_DIRECTORY: Final = "kvbm-recordings"
 """Directory of ``--kvbm-record``, below the directory where pytest was started."""
 _TAPED: Final = pytest.StashKey[list["Taped"]]()
-_KEPT: Final = pytest.StashKey[list[str]]()
+_TAPES: Final = pytest.StashKey["Tapes"]()
+"""Of ``--kvbm-record``: the leaders of the test and its fixtures."""
 
 
 class _Fixture:
@@ -52,7 +54,7 @@ class RunRequests(_Fixture):
         from kvbm_console.simulator.embedded import default_engine_config
         from kvbm_console.testing import Prompts, Run
 
-        config = config or LeaderConfig(**fields)
+        config = _one_config(config, fields) or LeaderConfig(**fields)
         workload = Prompts(requests, config.block_tokens) if isinstance(requests, Sequence) else requests
         made = Run(self._name, self._directory, workload, config, engine or default_engine_config(workload))
         self._taped.append(made)  # before the run, so that a failing leader is recorded, too
@@ -70,9 +72,15 @@ class DriveLeader(_Fixture):
         from kvbm_console.core.config import LeaderConfig
         from kvbm_console.testing import Driven
 
-        made = Driven(self._name, self._directory, config or LeaderConfig(**fields), g1_blocks)
+        made = Driven(self._name, self._directory, _one_config(config, fields) or LeaderConfig(**fields), g1_blocks)
         self._taped.append(made)
         return made
+
+
+def _one_config(config: "LeaderConfig | None", fields: dict[str, Any]) -> "LeaderConfig | None":
+    if config is not None and fields:
+        raise TypeError(f"give config or fields of a LeaderConfig, not both: {', '.join(fields)} would be ignored")
+    return config
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -82,6 +90,23 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--kvbm-record", nargs="?", const=DEFAULT_DIRECTORY, default=None, metavar="DIR",
         help=f"record every leader of every test into DIR (default {DEFAULT_DIRECTORY})",
     )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Refuse a ``--kvbm-record`` that cannot be a directory, before tests run for nothing."""
+    directory = _record_directory(config)
+    if directory is not None:
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            why = f"--kvbm-record needs a directory, and {directory} is none: {error.strerror}"
+            raise pytest.UsageError(why) from None
+
+
+def _record_directory(config: pytest.Config) -> Path | None:
+    """The directory of ``--kvbm-record``; a relative one is below the directory where pytest was started."""
+    named = config.getoption("--kvbm-record")
+    return None if named is None else config.invocation_params.dir / named
 
 
 @pytest.fixture
@@ -101,49 +126,51 @@ def kvbm_open(request: pytest.FixtureRequest) -> "Callable[[Path | str], Recordi
 @pytest.fixture
 def kvbm_run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> RunRequests:
     """Runs requests through a leader with a simulated engine, in virtual time, and records the leader."""
-    return RunRequests(request, _directory(request, tmp_path_factory))
+    return RunRequests(request, _directory(tmp_path_factory))
 
 
 @pytest.fixture
 def kvbm_leader(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> DriveLeader:
     """A leader that the test calls like a connector does, and that is recorded."""
-    return DriveLeader(request, _directory(request, tmp_path_factory))
+    return DriveLeader(request, _directory(tmp_path_factory))
 
 
-def _directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    named = request.config.getoption("--kvbm-record")
-    return Path(named) if named else tmp_path_factory.getbasetemp() / "kvbm-recordings"
+def _directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.getbasetemp() / "kvbm-recordings"
 
 
 # --- keeping ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
-    """With ``--kvbm-record``: tape every leader while the test runs, then write the tapes."""
-    named = item.config.getoption("--kvbm-record")
-    if not named:
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """With ``--kvbm-record``: tape every leader of the test and its fixtures, then write the tapes."""
+    directory = _record_directory(item.config)
+    if directory is None:
         return (yield)
     from kvbm_console.testing import taping
 
     with taping() as tapes:
+        item.stash[_TAPES] = tapes
         try:
             return (yield)
         finally:
-            item.stash[_KEPT] = _write_all(tapes.all, Path(named), item.nodeid)
-            if tapes.not_taped:
-                item.stash[_KEPT].append(f"{tapes.not_taped} more leaders were not recorded")
+            _write_all(tapes, directory, item.nodeid)
 
 
-def _write_all(tapes: "list[Any]", directory: Path, name: str) -> list[str]:
+def _write_all(tapes: "Tapes", directory: Path, name: str) -> list[str]:
+    """Write the tapes in place of the recordings of an earlier run of the same test."""
     from kvbm_console.testing.run import safe_name
 
-    directory.mkdir(parents=True, exist_ok=True)
+    stem = safe_name(name)
+    for old in directory.glob(f"{stem}-*.mcap"):
+        if old.stem.removeprefix(f"{stem}-").isdecimal():  # others are of tests whose names begin alike
+            old.unlink()
     kept = []
-    for number, tape in enumerate(tape for tape in tapes if tape.events):
-        path = directory / f"{safe_name(name)}-{number}.mcap"
-        path.unlink(missing_ok=True)  # recordings of an earlier run of the same test
-        kept.append(str(tape.save(path, name)))
+    for number, tape in enumerate(tape for tape in tapes.all if tape.events):
+        kept.append(str(tape.save(directory / f"{stem}-{number}.mcap", name)))
+    if tapes.not_taped:
+        kept.append(f"{tapes.not_taped} more leaders were not recorded")
     return kept
 
 
@@ -154,9 +181,11 @@ def pytest_runtest_makereport(
     """A test that failed keeps its recordings, and its report says where they are."""
     report = yield
     if report.failed:
-        lines = item.stash.get(_KEPT, None)
-        if lines is None:
-            lines = item.stash[_KEPT] = [_keep(taped) for taped in item.stash.get(_TAPED, [])]
+        tapes, directory = item.stash.get(_TAPES, None), _record_directory(item.config)
+        if tapes is not None and directory is not None:
+            lines = _write_all(tapes, directory, item.nodeid)
+        else:
+            lines = [_keep(taped) for taped in item.stash.get(_TAPED, [])]
         if lines:
             report.sections.append(("kvbm-console", "\n".join(_told(line) for line in lines)))
     return report

@@ -4,6 +4,8 @@ Law of this file: every stimulus of such a leader is on its tape, so every test 
 ``TAPES_MAX`` are counted and not taped.
 """
 
+import hashlib
+import inspect
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -30,8 +32,10 @@ TICK_NS: Final = 1_000_000
 """Time between two calls of a leader that is driven by hand."""
 TAPES_MAX: Final = 16
 """Leaders that are taped in a test; a property test builds thousands."""
-NAME_CHARS_MAX: Final = 150
-"""Characters of a file name, with room for a number and an ending."""
+NAME_BYTES_MAX: Final = 150
+"""Bytes of a file name, of at most 255, with room for a digest, a number and an ending."""
+PLAIN: Final = re.compile(r"[\w.]+(?:-[\w.]+)*")
+"""Parameters of a test that a file name shows as they are."""
 
 
 class Prompts(GivenRequests):
@@ -114,8 +118,11 @@ class Run(Taped):
         self.leader = self.rig.leader
 
     def go(self, drive: Callable[[Rig], object] | None = None) -> None:
-        """Run to the end, or as ``drive`` does."""
-        (drive or Rig.run_to_end)(self.rig)
+        """Run to the end, or as ``drive`` does. Raises ``TypeError`` for a ``drive`` that only makes a coroutine."""
+        made = (drive or Rig.run_to_end)(self.rig)
+        if inspect.iscoroutine(made):
+            made.close()  # it has not begun, so a test that went on would look at a leader to which nothing happened
+            raise TypeError("drive is a coroutine function and was not run: give drive=lambda rig: asyncio.run(f(rig))")
 
 
 class Driven(Taped):
@@ -187,12 +194,21 @@ class _Orders:
 
 
 def safe_name(text: str) -> str:
-    """A file name from the name of a test.
+    """A file name from the name of a test, another one for each test.
 
-    >>> safe_name("tests/test_a.py::test_b[x/y]")
-    'tests-test_a.py-test_b-x-y'
+    A name that loses something gets a digest: of ``[x/y]`` and ``[x y]`` one would replace the other's recording.
+
+    >>> safe_name("tests/test_a.py::test_b[x-1]")
+    'tests-test_a.py-test_b-x-1'
+    >>> safe_name("tests/test_a.py::test_b[x/1]")
+    'tests-test_a.py-test_b-x-1-ea29da0b'
     """
-    return re.sub(r"[^\w.]+", "-", text).strip("-")[-NAME_CHARS_MAX:]
+    name = re.sub(r"[^\w.]+", "-", text).strip("-")
+    _, bracket, parameters = text.partition("[")
+    kept = name.encode()[-NAME_BYTES_MAX:].decode(errors="ignore")
+    if kept == name and (not bracket or PLAIN.fullmatch(parameters.removesuffix("]"))):
+        return name
+    return f"{kept}-{hashlib.sha256(text.encode(errors='backslashreplace')).hexdigest()[:8]}"
 
 
 class Tapes:

@@ -11,6 +11,7 @@ import pytest
 from kvbm_console import pytest_plugin
 from kvbm_console.analysis.diagnosis import diagnose
 from kvbm_console.analysis.walk import evidence_of
+from kvbm_console.core.config import LeaderConfig
 from kvbm_console.core.stimuli import MatchRequested, RequestArrived
 from kvbm_console.recording.info import info_of
 from kvbm_console.recording.reader import Recording
@@ -130,6 +131,61 @@ def test_kvbm_record_records_every_test_with_and_without_fixtures(pytester: pyte
     assert all(verify(path).ok for path in kept)
     run_pytest(pytester, "--kvbm-record").assert_outcomes(passed=3)
     assert recordings(pytester.path / "kvbm-recordings") == kept, "a second run replaces the first"
+
+
+def test_kvbm_record_loses_no_test(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile("""
+        import pytest
+
+        from kvbm_console.simulator.config import EngineConfig
+        from kvbm_console.testing import prompt
+
+        ENGINE = EngineConfig(g1_blocks=24, max_batch_tokens=128, max_running=8)
+
+        @pytest.mark.parametrize("name", ["a/b", "a b", "x" + "y" * 300, "z" + "y" * 300])
+        def test_named(kvbm_run, name):
+            kvbm_run([prompt("a", (1, 50))], engine=ENGINE)
+
+        def test_elsewhere(kvbm_run, tmp_path, monkeypatch):
+            monkeypatch.chdir(tmp_path)
+            kvbm_run([prompt("a", (1, 50))], engine=ENGINE)
+
+        @pytest.fixture
+        def machine(kvbm_run):
+            run = kvbm_run([prompt("a", (1, 50))], engine=ENGINE)
+            yield run
+            assert run.events == []
+
+        def test_by_a_fixture(machine):
+            assert machine.events == []
+    """)
+    done = run_pytest(pytester, "--kvbm-record")
+    done.assert_outcomes(passed=5, failed=1, errors=1)
+    kept = recordings(pytester.path / "kvbm-recordings")
+    assert len(kept) == 6
+    assert done.stdout.str().count(f"recording kept: {pytester.path}/kvbm-recordings/") == 2
+    for path in kept:
+        assert_replays(path)
+
+
+def test_a_place_for_recordings_that_is_a_file_is_one_sentence(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(test_one="def test_one(): pass")
+    done = run_pytest(pytester, "--kvbm-record", "test_one.py")
+    assert done.ret is pytest.ExitCode.USAGE_ERROR
+    done.stderr.fnmatch_lines(["ERROR: --kvbm-record needs a directory, and *test_one.py is none: File exists"])
+
+
+async def _never_run(rig: object) -> None:
+    raise AssertionError
+
+
+def test_arguments_that_would_do_nothing_are_refused(kvbm_leader, kvbm_run) -> None:  # type: ignore[no-untyped-def]
+    for make in (lambda **more: kvbm_leader(LeaderConfig(), **more),
+                 lambda **more: kvbm_run([prompt("a", (1, 50))], config=LeaderConfig(), **more)):
+        with pytest.raises(TypeError, match="not both: g2_blocks would be ignored"):
+            make(g2_blocks=5)
+    with pytest.raises(TypeError, match="drive is a coroutine function and was not run"):
+        kvbm_run([prompt("a", (1, 50))], drive=_never_run)
 
 
 def test_a_tape_of_a_real_run_replays(tmp_path: Path) -> None:

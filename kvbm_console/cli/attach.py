@@ -18,7 +18,7 @@ from kvbm_console.addresses import socket_address
 from kvbm_console.cli.output import on_terminal, print_result, require_terminal, warn
 from kvbm_console.cli.params import LOOK, FilePath, FloatRange, access_options, look_options, resolve_target, typed
 from kvbm_console.cli.summary import live_line, recorder_text, summary_text
-from kvbm_console.cli.web import RUN_MAIN, in_browser, serve
+from kvbm_console.cli.web import RUN_MAIN, in_browser, leave_with_server, serve
 from kvbm_console.core.errors import KvbmConsoleError, UsageError
 
 if TYPE_CHECKING:
@@ -86,7 +86,9 @@ def attach(
             *(f"--{name}" for name in LOOK if look[name.replace("-", "_")] is True),
         ])
         return
-    if not in_browser():
+    if in_browser():
+        leave_with_server()
+    else:
         require_terminal("attach", "status or tail")
     if record is not None:
         from kvbm_console.cli.keep import place_of, require_place

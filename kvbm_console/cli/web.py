@@ -10,9 +10,13 @@ the working directory.
 import hmac
 import os
 import secrets
+import select
 import shlex
+import signal
 import socket
 import sys
+import threading
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -25,6 +29,8 @@ if TYPE_CHECKING:
 
 HOST: Final = "127.0.0.1"
 KEY_BYTES: Final = 24
+LEAVE_S: Final = 5
+"""For a console that writes into a closed pipe while it ends; it needs a fraction of a second."""
 DRIVER_VARIABLE: Final = "TEXTUAL_DRIVER"
 RUN_MAIN: Final = "from kvbm_console.cli.main import main; main()"
 
@@ -32,6 +38,23 @@ RUN_MAIN: Final = "from kvbm_console.cli.main import main; main()"
 def in_browser() -> bool:
     """True when this process draws for a browser: its stdin and stdout are then pipes of the server."""
     return "WebDriver" in os.environ.get(DRIVER_VARIABLE, "")
+
+
+def leave_with_server() -> None:
+    """End this visitor's process when the server is gone, in order, or after ``LEAVE_S`` in any case.
+
+    The server tells a process to end only while it lives itself. Behind a killed server the console would follow the
+    daemon for ever, and draw for nobody.
+    """
+    def watch() -> None:
+        gone = select.poll()
+        gone.register(sys.stdin.fileno(), 0)  # the console reads what comes; a poll for nothing still tells a hang-up
+        gone.poll()
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(LEAVE_S)
+        os._exit(1)
+
+    threading.Thread(target=watch, name="kvbm-server-gone", daemon=True).start()
 
 
 def serve(port: int, arguments: Sequence[str]) -> None:

@@ -7,6 +7,7 @@ import asyncio
 import json
 import os
 import re
+import signal
 import socket
 import subprocess
 import time
@@ -17,6 +18,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
+from kvbm_console.cli.web import DRIVER_VARIABLE, visitor_command
 from tests.cli.programs import PROGRAM, Daemon, environment, run, serving
 
 DEADLINE_S = 100
@@ -136,6 +138,28 @@ async def test_modules_of_the_working_directory_are_not_run(daemon: Daemon, tmp_
         async with page(address) as console:
             await console.until("LIVE", "read-only")
     assert not (hostile / "executed").exists()
+
+
+def test_a_visitor_does_not_outlive_a_server_that_was_killed(daemon: Daemon) -> None:
+    surroundings = environment(daemon.directory) | {DRIVER_VARIABLE: "textual.drivers.web_driver:WebDriver"}
+    with subprocess.Popen(
+        visitor_command(["--read-only", "--theme", "none"]), shell=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL, cwd=daemon.directory, env=surroundings, start_new_session=True,
+    ) as visitor:
+        assert visitor.stdin is not None
+        assert visitor.stdout is not None
+        drawn = b""
+        while b"read-only" not in drawn:
+            more = os.read(visitor.stdout.fileno(), 65_536)
+            assert more, drawn
+            drawn += more
+        visitor.stdout.close()
+        visitor.stdin.close()
+        try:
+            visitor.wait(30)
+        finally:
+            if visitor.returncode is None:
+                os.killpg(visitor.pid, signal.SIGKILL)
 
 
 def test_a_port_that_is_taken_is_one_sentence(daemon: Daemon) -> None:

@@ -22,6 +22,7 @@ from typing import Any, Final
 import anyio
 import msgspec
 
+from kvbm_console.analysis.fleet import UNREADABLE
 from kvbm_console.client.broker import (
     Broker,
     BrokerAddress,
@@ -146,7 +147,7 @@ class FleetPublisher:
     async def _asked(self, message: Any) -> None:
         try:
             question = msgspec.msgpack.decode(message.data, type=FleetQuestion)
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except UNREADABLE:
             return  # somebody else's
         if len(question.hashes) > FOUND_HASHES_MAX or len(question.request.encode()) > NAME_BYTES_MAX:
             return

@@ -19,7 +19,7 @@ Law of this file: the order in which digests are added changes no count and no t
 
 import math
 from collections.abc import Iterable
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 
@@ -39,6 +39,13 @@ MISSING_MAX: Final = 64
 UNKNOWN: Final = "unknown"
 """The reason where a leader cannot know it: that of an engine that is watched beside its host tier."""
 _LOG: Final = math.log(GAMMA)
+BUCKET_MAX: Final = math.ceil(64 * math.log(2) / _LOG)
+"""Bucket of the longest time that 64 bits hold."""
+Count = Annotated[int, msgspec.Meta(ge=0)]
+"""A number of a digest. Digests come from other programs: impossible numbers are refused when they are decoded, so a
+sum never fails."""
+Bucket = Annotated[int, msgspec.Meta(ge=0, le=BUCKET_MAX)]
+Hits = Annotated[list[Count], msgspec.Meta(min_length=4, max_length=4)]
 
 
 class DurationSketch(msgspec.Struct):
@@ -50,7 +57,7 @@ class DurationSketch(msgspec.Struct):
     True
     """
 
-    buckets: dict[int, int] = {}
+    buckets: dict[Bucket, Count] = {}
 
     def add(self, ns: int) -> None:
         """One more duration in nanoseconds."""
@@ -81,9 +88,9 @@ class MissedFrom(msgspec.Struct):
     """Prompts that began to miss at one block: ``blocks`` that they had to compute, and ``error`` of them at most that
     belong to other blocks."""
 
-    blocks: int = 0
-    error: int = 0
-    requests: int = 0
+    blocks: Count = 0
+    error: Count = 0
+    requests: Count = 0
     why: str = ""
     """The reason of the last request, or ``UNKNOWN``."""
 
@@ -91,7 +98,7 @@ class MissedFrom(msgspec.Struct):
 class Missing(msgspec.Struct):
     """The blocks at which most prompt blocks began to miss, by their hash."""
 
-    of: dict[int, MissedFrom] = {}
+    of: dict[Count, MissedFrom] = {}
 
     def add(self, key: int, blocks: int, why: str) -> None:
         """A prompt missed ``blocks`` from this block on."""
@@ -148,14 +155,14 @@ class Missing(msgspec.Struct):
 class Counts(msgspec.Struct):
     """The counts of a digest. Decoded alone they cost a seventh of the whole."""
 
-    prompt_blocks: int = 0
-    hits: list[int] = msgspec.field(default_factory=lambda: [0, 0, 0, 0])
+    prompt_blocks: Count = 0
+    hits: Hits = msgspec.field(default_factory=lambda: [0, 0, 0, 0])
     """Prompt blocks found in G1 to G4."""
-    missed_blocks: int = 0
+    missed_blocks: Count = 0
     """Prompt blocks that were computed although a cache could have held them."""
-    finished: int = 0
-    preemptions: int = 0
-    lost_blocks: int = 0
+    finished: Count = 0
+    preemptions: Count = 0
+    lost_blocks: Count = 0
     """Prompt blocks that were found, and whose load failed; ``hits`` are without them."""
 
 
@@ -197,6 +204,8 @@ class DigestFold(Visitor):
         self.digest = Digest()
         self._misses = FirstMisses()
         self._times = RequestTimes()
+        self._scored_slots = set[int]()
+        """Live slots whose hits are counted."""
         self.after = {
             ev.SlotOpened: self._opened, ev.SlotCloned: self._opened, ev.SlotMoved: self._moved,
             ev.LookupAnswered: self._looked_up, ev.PrefixScored: self._scored, ev.HitsLost: self._lost,
@@ -206,6 +215,7 @@ class DigestFold(Visitor):
     def resumed(self, state: CacheState, gap: GapSeen | None) -> None:
         """Forget requests that ended unseen."""
         self._misses.keep(state.slots.keys())
+        self._scored_slots &= state.slots.keys()
         self._times.resumed(state)
 
     def _opened(self, e: ev.SlotOpened | ev.SlotCloned, state: CacheState) -> None:
@@ -226,6 +236,7 @@ class DigestFold(Visitor):
 
     def _scored(self, e: ev.PrefixScored, state: CacheState) -> None:
         digest = self.digest
+        self._scored_slots.add(e.slot)
         digest.prompt_blocks += e.prompt_blocks
         digest.hits = [count + found for count, found in zip(digest.hits, e.hits, strict=True)]
         miss = self._misses.scored(e, state.slots[e.slot])
@@ -234,12 +245,15 @@ class DigestFold(Visitor):
             digest.missing.add(miss.key, miss.blocks, UNKNOWN if miss.why is None else miss.why.label)
 
     def _lost(self, e: ev.HitsLost, state: CacheState) -> None:
+        if e.slot not in self._scored_slots:  # its hits came before all that the daemon remembers, or in a gap
+            return
         self.digest.hits[e.tier - 1] -= e.blocks
         self.digest.lost_blocks += e.blocks
 
     def _closed(self, e: ev.SlotClosed, state: CacheState) -> None:
         self.digest.finished += 1
         self._misses.closed(e.slot)
+        self._scored_slots.discard(e.slot)
         times = self._times.closed(e)
         if times.seen:
             self.digest.latency.add(e.at_ns - times.arrived_ns)

@@ -7,17 +7,20 @@ Law of this file: every daemon that was named has a row, whatever it answered.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 
-from kvbm_console.analysis.digest import Counts, Digest, MissedFrom, total
+from kvbm_console.analysis.digest import Count, Counts, Digest, MissedFrom, total
 
 WORDS: Final = ("fault", "gone", "held", "caution", "fine")
 """How a daemon stands, the worst first."""
 GONE: Final = "gone"
 OTHER_VERSION: Final = "it tells a summary of another version"
 FINE: Final = "fine"
+UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""Raised for bytes that are no message of ours; the last for one that is nested without end."""
+Word = Annotated[str, msgspec.Meta(pattern=rf"^({'|'.join(WORDS)})\Z")]
 SHOWN_CHARS: Final = 240
 """Characters of a text of a summary; a longer text is cut."""
 
@@ -25,7 +28,7 @@ SHOWN_CHARS: Final = 240
 class Problem(msgspec.Struct):
     """A finding of a lint, or a part of the daemon that does not run."""
 
-    level: str
+    level: Word
     lint: str
     who: str
     what: str
@@ -44,14 +47,14 @@ class DaemonSummary(msgspec.Struct):
     watching: bool
     """False until the daemon has read its own past, about a second after the first question: then ``problems`` and
     ``digest`` are empty."""
-    passed_over: int
+    passed_over: Count
     """Events that the digest does not cover."""
-    slots: dict[str, int] = {}
+    slots: dict[str, Count] = {}
     """Live slots by state."""
-    holds: int = 0
-    tiers: dict[str, tuple[int, int | None]] = {}
+    holds: Count = 0
+    tiers: dict[str, tuple[Count, Count | None]] = {}
     """Tier to its resident blocks and its capacity, None if unknown; tiers that do not exist are left out."""
-    engines: int = 0
+    engines: Count = 0
     """Real engines that report and have not ended."""
     recorder: str | None = None
     problems: list[Problem] = []
@@ -104,7 +107,7 @@ class DaemonRow(msgspec.Struct):
         if not isinstance(self.summary.digest, Digest):
             try:
                 self.summary.digest = self.decode()
-            except (msgspec.DecodeError, UnicodeDecodeError):
+            except UNREADABLE:
                 self.summary.digest, self.error = Digest(), OTHER_VERSION
         return self.summary.digest
 

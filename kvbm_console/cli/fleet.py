@@ -175,6 +175,8 @@ def _lines(name: str) -> Iterator[str]:
 
 def wanted(text: str) -> tuple[list[int], str]:
     """(hashes, request) of ``--who-has``: 16 hexadecimal digits are a hash and may be a request's name, too."""
+    if not text:
+        _refuse("--who-has must be a hash or the name of a request, got ''")
     found = block_hash(text)
     return ([] if found is None else [found]), text
 

@@ -17,7 +17,7 @@ import asyncio
 import contextlib
 from collections.abc import Iterator
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Annotated, Any, Final, Self
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 import anyio
@@ -39,6 +39,8 @@ PING_S: Final = 2
 """Two pings without an answer end the connection."""
 SUMMARIES: Final = "KVBM_SUM"
 """The stream that keeps the last summary of each daemon."""
+EVERY_S_MAX: Final = 3600.0
+"""Longest time between two summaries, far above that of any daemon: else a row could claim never to be overdue."""
 SUMMARIES_AGE_S: Final = 86_400
 """A dead daemon stays in the fleet for a day."""
 EVENTS: Final = "KVBM_EV"
@@ -81,9 +83,9 @@ class PublishedSummary(msgspec.Struct):
     address: str
     """Where the daemon listens; a Unix socket is one of the machine ``host``."""
     host: str
-    every_s: float
+    every_s: Annotated[float, msgspec.Meta(ge=0, le=EVERY_S_MAX)]
     """The next one follows within so many seconds."""
-    keyframe: int | None = None
+    keyframe: Annotated[int, msgspec.Meta(ge=1)] | None = None
     """Number of the message in ``KVBM_EV`` with which the daemon's last snapshot begins, None without events there."""
     name_shared: bool = False
     """Another daemon publishes summaries under the same name."""

@@ -18,7 +18,7 @@ from typing import Any, Final
 import msgspec
 
 from kvbm_console.analysis.digest import Digest
-from kvbm_console.analysis.fleet import OTHER_VERSION, DaemonRow, Digested, Located
+from kvbm_console.analysis.fleet import OTHER_VERSION, UNREADABLE, DaemonRow, Digested, Located
 from kvbm_console.client.broker import (
     ANSWER_S,
     SUMMARIES,
@@ -111,9 +111,9 @@ class BrokeredFleet(FleetView):
         async def take(message: Any) -> None:
             try:
                 answer = msgspec.msgpack.decode(message.data, type=FleetAnswer)
-            except (msgspec.DecodeError, UnicodeDecodeError):
+            except UNREADABLE:
                 return
-            if len(answer.found) == len(hashes) + bool(request):
+            if answer.name in self._of and len(answer.found) == len(hashes) + bool(request):
                 found[answer.name] = answer.found
                 living.discard(answer.name)
             if not living:
@@ -180,7 +180,7 @@ class BrokeredFleet(FleetView):
             mine = told.summary.incarnation
             if before is None or before.incarnation != mine:  # a version lasts as long as its incarnation
                 told.summary.digest = _digest(data)
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except UNREADABLE:
             row.error = OTHER_VERSION
             return
         row.summary, row.address, row.host, row.error = told.summary, told.address, told.host, ""

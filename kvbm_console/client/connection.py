@@ -130,7 +130,10 @@ class Client:
     async def find(self, hashes: Sequence[int], request: str = "") -> list[Located]:
         """The daemon's answer for each block and, if it is named, for the request, which stands last."""
         reply = await self._query(pb.QueryRequest(find=pb.FindQuery(hashes=hashes, request=request)))
-        return msgspec.json.decode(reply.found_json, type=list[Located])
+        found = msgspec.json.decode(reply.found_json, type=list[Located])
+        if len(found) != len(hashes) + bool(request):
+            raise ConnectionLost(f"{self.target} answers something that is not ours")
+        return found
 
     async def digest(self) -> tuple[int, int]:
         """(number of the next event, digest of the facts) as of now."""

@@ -10,11 +10,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Final, Self, TypeVar
 
-import msgspec
-
 from kvbm_console.analysis.digest import MissedFrom
 from kvbm_console.analysis.fleet import (
     OTHER_VERSION,
+    UNREADABLE,
     DaemonRow,
     Elsewhere,
     FleetReport,
@@ -142,7 +141,7 @@ class Fleet(FleetView):
             row.error = f"{row.target} did not answer in {ANSWER_S:.0f} s"
         except UsageError:
             row.error = f"{row.target} is older than protocol 1.9 and tells no summary"
-        except msgspec.DecodeError:
+        except UNREADABLE:
             row.error = OTHER_VERSION
         except KvbmConsoleError as error:
             row.error = str(error)

@@ -31,9 +31,11 @@ from kvbm_console.analysis.fleet import (
 )
 from kvbm_console.analysis.fleet_metrics import exposition
 from kvbm_console.analysis.requests import Requests
+from kvbm_console.analysis.visitor import Visitor
 from kvbm_console.analysis.walk import evidence_of, walk
 from kvbm_console.core import events as ev
 from kvbm_console.core.columns import unpack_hashes
+from kvbm_console.core.state import CacheState
 from kvbm_console.recording.reader import Recording
 
 RECORDINGS = Path(__file__).resolve().parents[2] / "recordings"
@@ -68,6 +70,28 @@ def test_the_digest_counts_what_the_requests_met(name: str) -> None:
         told = digest.first_token.quantile(share)
         assert told is not None
         assert exact <= told <= exact * GAMMA + 1
+
+
+def test_a_load_that_failed_costs_no_hits_that_were_not_counted() -> None:
+    """Also where the daemon no longer remembers the admission."""
+    fold, lost = DigestFold(), []
+
+    class Late(Visitor):
+        def __init__(self) -> None:
+            super().__init__()
+            self.before = {ev.HitsLost: self._before}
+            self.after = {ev.HitsLost: self._after}
+
+        def _before(self, e: ev.HitsLost, state: CacheState) -> None:
+            fold.resumed(state, None)
+
+        def _after(self, e: ev.HitsLost, state: CacheState) -> None:
+            fold.after[ev.HitsLost](e, state)
+            lost.append(e.blocks)
+
+    walk(evidence_of(Recording.open(RECORDINGS / "failed-load.mcap")), [Late()])
+    assert sum(lost) > 0
+    assert (fold.digest.told().hits, fold.digest.lost_blocks) == ([0, 0, 0, 0], 0)
 
 
 def test_missing_prefixes_are_those_of_the_events() -> None:

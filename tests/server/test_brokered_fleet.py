@@ -5,6 +5,7 @@ reaches a daemon.
 """
 
 import asyncio
+import math
 import signal
 import time
 from collections.abc import AsyncIterator, Callable
@@ -22,11 +23,12 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from kvbm_console.analysis.digest import Counts, Digest, total
-from kvbm_console.analysis.fleet import OTHER_VERSION, DaemonSummary, report_of
+from kvbm_console.analysis.fleet import OTHER_VERSION, DaemonSummary, Located, report_of
+from kvbm_console.cli.fleet import report_lines
 from kvbm_console.cli.main import cli
 from kvbm_console.client import broker as brokers
 from kvbm_console.client import brokered
-from kvbm_console.client.broker import Broker, BrokerAddress, PublishedSummary, broker_address, named
+from kvbm_console.client.broker import Broker, BrokerAddress, FleetAnswer, PublishedSummary, broker_address, named
 from kvbm_console.client.brokered import BrokeredFleet
 from kvbm_console.client.event_stream import PublishedEvents
 from kvbm_console.client.fleet import Fleet
@@ -173,6 +175,60 @@ def test_a_digest_is_decoded_for_a_sum_and_never_breaks_it() -> None:
     assert row.hit_rate == 0
     assert report_of(fleet.rows).stands["gone"] == 1
     assert (row.error, row.digest) == (OTHER_VERSION, Digest())
+
+
+IMPOSSIBLE: list[dict[str, Any]] = [
+    {"problems": [{"level": "doom", "lint": "l", "who": "w", "what": "x", "because": "b"}]},
+    {"problems": [{"level": "fault\n", "lint": "l", "who": "w", "what": "x", "because": "b"}]},
+    {"slots": {"decoding": -1}}, {"holds": -1}, {"tiers": {"g1": (-1, 4)}}, {"passed_over": -1},
+    {"digest": {"prompt_blocks": -1}}, {"digest": {"hits": [1]}}, {"digest": {"hits": [1] * 5}},
+    {"digest": {"hits": [-1, 0, 0, 0]}}, {"digest": {"latency": {"buckets": {10**9: 1}}}},
+    {"digest": {"first_token": {"buckets": {-1: 1}}}}, {"digest": {"first_token": {"buckets": {1: -1}}}},
+    {"digest": {"missing": {"of": {-1: {"blocks": 1}}}}}, {"digest": {"missing": {"of": {1: {"error": -1}}}}},
+    {"every_s": math.nan}, {"every_s": math.inf}, {"every_s": -1.0}, {"keyframe": -5},
+]
+
+
+@pytest.mark.parametrize("changes", IMPOSSIBLE, ids=str)
+def test_a_summary_that_no_daemon_tells_is_one_sentence(changes: dict[str, Any]) -> None:
+    fleet = BrokeredFleet(brokers.broker_address("nats://127.0.0.1", "broker"))
+    told = msgspec.to_builtins(PublishedSummary(DaemonSummary("one", "kvbm", "x", 7, 1, True, 0), "unix:/d", "h", 2.0))
+    fleet._take("whole", msgspec.msgpack.encode(told), 0.0)
+    for name, value in changes.items():
+        (told if name in told else told["summary"])[name] = value
+    fleet._take("one", msgspec.msgpack.encode(told), 0.0)
+    fleet._catch_up()
+    report = report_of(fleet.rows)
+    assert [(row.target, row.stands, row.error) for row in report.rows if row.error] == [("one", "gone", OTHER_VERSION)]
+    assert list(report_lines(report))
+
+
+NESTED = b"\x81\xa5extra" + b"\x91" * 100_000 + b"\xc0"
+
+
+@pytest.mark.asyncio
+async def test_strangers_at_the_broker_neither_end_a_fleet_nor_get_into_it(tmp_path: Path) -> None:
+    with nats_server(tmp_path) as server:
+        broker = at(server)
+        async with member(broker, "one") as daemon, Broker(broker, "stranger") as raw:
+            async def answer(message: Any) -> None:
+                found = [Located(tiers=["g1"])] * len(msgspec.msgpack.decode(message.data)["hashes"])
+                for data in (NESTED, b"\xc1", b"", msgspec.msgpack.encode(FleetAnswer("stranger", found))):
+                    await message.respond(data)
+
+            await raw.jetstream.publish(broker.subject("nested", "sum"), NESTED)
+            async with BrokeredFleet(broker) as fleet:
+                await fleet.first_look()
+                await raw.client.subscribe(broker.questions, cb=answer)
+                await raw.client.publish(broker.questions, NESTED)
+                await raw.client.flush()
+                fleet._summed = None
+                report = await fleet.look()
+                assert {row.target: row.error for row in report.rows} == {"one": "", "nested": OTHER_VERSION}
+                assert report.missing
+                assert {target for each in report.missing for target in each.lies_at} <= {"one"}
+                assert list(report_lines(report))
+            assert daemon.service.parts.warnings() == []
 
 
 @pytest.mark.asyncio

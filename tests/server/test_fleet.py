@@ -20,7 +20,7 @@ from kvbm_console.core.config import BreakpointSpec
 from kvbm_console.core.errors import UsageError
 from kvbm_console.core.ids import SlotState, Tier
 from kvbm_console.stream.verbs import Disarm, SetBreakpoint
-from server import lints
+from server import lints, servicer
 from server.daemon import Daemon
 from tests.server.daemons import daemon_at, published, socket_directory
 from tui.fleet import FleetApp, FleetDesk
@@ -143,6 +143,14 @@ async def test_a_daemon_that_nobody_asks_reads_nothing(monkeypatch: pytest.Monke
         monkeypatch.setattr(lints, "ASKED_S", 0.0)
         while daemon.lints.turns:  # noqa: ASYNC110  nothing tells that the watch rests
             await asyncio.sleep(0)
+
+
+@pytest.mark.asyncio
+async def test_a_daemon_that_answers_another_question_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(servicer, "find", lambda *_: [Located()])
+    async with daemon_at(None) as daemon, Fleet([daemon.address]) as fleet:
+        assert await fleet.find([1, 2]) == {}
+        assert "something that is not ours" in fleet.rows[0].error
 
 
 @pytest.mark.asyncio
@@ -291,9 +299,10 @@ def test_a_file_of_targets_and_its_mistakes(tmp_path: Path) -> None:
     assert done.exit_code == 3
     assert "none of the 2 daemons answers; the first: no daemon listens on unix:/nowhere/a.sock" in done.stderr
     listed.write_text("# none\n")
-    for name, sentence in ((f"@{listed}", "no TARGET stands in"), ("@/nowhere/list", "cannot be read"),
-                           ("nonsense", "TARGET must be unix:PATH or HOST:PORT")):
-        done = CliRunner().invoke(cli, ["fleet", name, "--once"], prog_name="kvbm-console")
+    for words, sentence in (([f"@{listed}"], "no TARGET stands in"), (["@/nowhere/list"], "cannot be read"),
+                            (["nonsense"], "TARGET must be unix:PATH or HOST:PORT"),
+                            (["unix:/x", "--who-has", ""], "--who-has must be a hash or the name of a request")):
+        done = CliRunner().invoke(cli, ["fleet", *words, "--once"], prog_name="kvbm-console")
         assert (done.exit_code, len(done.stderr.splitlines())) == (2, 1), done.stderr
         assert sentence in done.stderr
 

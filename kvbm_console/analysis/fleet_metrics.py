@@ -30,8 +30,11 @@ def _daemons(report: FleetReport) -> list[Family]:
                       "those of its parts.")
     for word, count in report.stands.items():
         stands.add(count, {"stands": word})
+    names = Counter(row.name for row in report.rows)
     for row in report.rows:
         daemon = {"daemon": row.name}
+        if names[row.name] > 1:  # a page that has a sample twice is refused as a whole
+            daemon["target"] = row.target
         up.add(row.stands != GONE, daemon)
         silent.add(row.silent_s, daemon)
         rate.add(row.hit_rate, daemon)

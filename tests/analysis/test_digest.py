@@ -223,6 +223,22 @@ def test_reuse_is_held_captured_and_delivered() -> None:
     assert (report.reuse.held, report.reuse.captured, report.reuse.delivered) == (208, 155, 150)
 
 
+def test_daemons_of_one_name_have_metrics_of_their_own() -> None:
+    """Prometheus refuses a page that has a sample twice."""
+    problem = Problem("fault", "stuck", "a", "b", "c")
+    report = report_of([
+        DaemonRow(target, DaemonSummary(name, "", "", 0, 0, True, 0, problems=[problem]))
+        for target, name in (("unix:/a", "prod"), ("unix:/b", "prod"), ("unix:/c", "other"))
+    ])
+    told = [
+        (sample.name, tuple(sample.labels.items()))
+        for family in text_string_to_metric_families(exposition(report)) for sample in family.samples
+    ]
+    assert len(told) == len(set(told))
+    assert ("kvbm_fleet_daemon_up", (("daemon", "other"),)) in told
+    assert ("kvbm_fleet_daemon_up", (("daemon", "prod"), ("target", "unix:/b"))) in told
+
+
 def test_the_metrics_of_a_fleet_are_its_figures() -> None:
     times = DurationSketch()
     for ns in (10**9, 2 * 10**9):

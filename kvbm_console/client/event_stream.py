@@ -21,6 +21,8 @@ from kvbm_console.wire.v1 import console_pb2 as pb
 
 FETCH: Final = 64
 """Messages that are asked for at once, of at most 256 KiB each."""
+LENGTH_BITS: Final = 28
+"""Bits of a length in front of a part: far above the part of a message."""
 QUIET_S: Final = 1.0
 """The broker has no further message for so long: the present end of the stream."""
 
@@ -119,6 +121,10 @@ def _replies(data: bytes, target: str) -> list[pb.SubscribeReply]:
                 shift += 7
                 if byte < 0x80:
                     break
+                if shift > LENGTH_BITS:
+                    raise DecodeError
+            if not 0 < size <= len(data) - at:
+                raise DecodeError
             found.append(pb.SubscribeReply.FromString(data[at : at + size]))
             at += size
     except (IndexError, DecodeError):

@@ -20,6 +20,7 @@ from kvbm_console.client.subscription import Ended
 from kvbm_console.core.errors import ConnectionLost, KvbmConsoleError
 from kvbm_console.core.events import Event
 from kvbm_console.core.state import CacheState
+from kvbm_console.recording.decode import FOLD_ERRORS
 from kvbm_console.stream.feed import (
     Connected,
     Disconnected,
@@ -70,8 +71,11 @@ class PublishedFeed:
             elif isinstance(item, GapSeen):
                 state = None
             elif isinstance(item, EventsArrived) and state is not None:
-                for event in item.events:
-                    state.apply(event)
+                try:
+                    for event in item.events:
+                        state.apply(event)
+                except FOLD_ERRORS as error:
+                    raise ConnectionLost(f"{self.target} has events that do not fit its facts ({error})") from None
                 past.extend(item.events)
         if state is None:
             raise ConnectionLost(f"{self._address.shown} has no events of a daemon {self._address.daemon}")

@@ -14,8 +14,9 @@ from kvbm_console.client.questions import END, translating
 from kvbm_console.core.columns import SparseBytes
 from kvbm_console.core.errors import ConnectionLost
 from kvbm_console.core.snapshots import decode_facts
+from kvbm_console.recording.decode import FOLD_ERRORS
 from kvbm_console.stream.feed import BatchArrived, EventsArrived, GapSeen, Heartbeat, SnapshotTaken
-from kvbm_console.wire.batches import UnreadBatch, events_of
+from kvbm_console.wire.batches import MalformedBatch, UnreadBatch, events_of
 from kvbm_console.wire.protocol import method_path
 from kvbm_console.wire.v1 import console_pb2 as pb
 
@@ -56,7 +57,8 @@ class StreamItems:
         return ConnectionLost(f"{self._target} sent {what}")
 
     def take(self, reply: pb.SubscribeReply) -> StreamItem | None:
-        """The item that a message completes. Raises ``ConnectionLost`` for one that does not follow the last."""
+        """The item that a message completes. Raises ``ConnectionLost`` for a message that does not follow the last, or
+        cannot be read."""
         kind = reply.WhichOneof("item")
         if kind == "batch":
             return self._batch(reply.batch)
@@ -81,7 +83,10 @@ class StreamItems:
         return None  # a kind of a newer minor version
 
     def _batch(self, batch: pb.EventBatch) -> EventsArrived | BatchArrived:
-        item = BatchArrived(UnreadBatch(batch)) if self.unread else EventsArrived(events_of(batch))
+        try:
+            item = BatchArrived(UnreadBatch(batch)) if self.unread else EventsArrived(events_of(batch))
+        except MalformedBatch as error:
+            raise self._broken(f"events that cannot be read ({error})") from None
         first = batch.first_seq
         if self.position is not None and first != self.position:
             raise self._broken(f"event {first} instead of {self.position}")
@@ -109,7 +114,10 @@ class StreamItems:
             if self.received or self.lost:
                 raise self._broken(f"a snapshot at {begin.seq} instead of {self.position}")
             self.start = self.position = begin.seq  # the beginning of this stream, or another incarnation
-        return SnapshotTaken(decode_facts(facts.view))
+        try:
+            return SnapshotTaken(decode_facts(facts.view))
+        except FOLD_ERRORS as error:
+            raise self._broken(f"a snapshot that cannot be read ({error})") from None
 
     def _beat(self, beat: pb.Heartbeat) -> Heartbeat:
         if beat.HasField("digest"):

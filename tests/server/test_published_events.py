@@ -19,11 +19,13 @@ from kvbm_console.client import broker as brokers
 from kvbm_console.client.broker import EVENTS, Broker, BrokerAddress, broker_address, keep_events
 from kvbm_console.client.event_stream import PublishedEvents
 from kvbm_console.client.published_feed import PublishedFeed
-from kvbm_console.core.errors import Refused, UsageError
+from kvbm_console.core.errors import ConnectionLost, Refused, UsageError
 from kvbm_console.core.snapshots import digest
 from kvbm_console.recording.reader import Recording
 from kvbm_console.stream.feed import Connected, Disconnected, EventsArrived, Heartbeat, PastSeen, SnapshotTaken
 from kvbm_console.stream.ring import Ring
+from kvbm_console.wire.frames import varint
+from kvbm_console.wire.v1 import console_pb2 as pb
 from server import event_publisher
 from server.daemon import Daemon
 from tests.server.brokers import NatsServer, Partition, nats_server
@@ -269,6 +271,39 @@ async def test_a_broker_without_room_is_one_sentence(tmp_path: Path) -> None:
         async with Broker(at(server), "test") as broker:
             with pytest.raises(Refused, match=r"refuses to make the stream KVBM_EV \(insufficient storage"):
                 await keep_events(broker)
+
+
+def message(*replies: pb.SubscribeReply) -> bytes:
+    parts = [reply.SerializeToString() for reply in replies]
+    return b"".join(piece for part in parts for piece in (varint(len(part)), part))
+
+
+BEGIN = pb.SubscribeReply(snapshot_begin=pb.SnapshotBegin(total_bytes=4, incarnation="i"))
+PART, END = pb.SubscribeReply(snapshot_part=pb.SnapshotPart(data=b"junk")), pb.SubscribeReply(
+    snapshot_end=pb.SnapshotEnd())
+
+
+@pytest.mark.parametrize(("data", "sentence"), [
+    (bytes(range(256)), "one at .* published a message that is not ours"),
+    (b"\xff" * 900_000, "one at .* published a message that is not ours"),
+    (bytes(900_000), "one at .* published a message that is not ours"),
+    (message(BEGIN, PART, END)[:-1], "one at .* published a message that is not ours"),
+    (message(BEGIN, PART, END), "one at .* sent a snapshot that cannot be read"),
+    (message(BEGIN, pb.SubscribeReply(batch=pb.EventBatch(count=3, payload=b"junk"))),
+     "one at .* sent events that cannot be read"),
+], ids=["random", "a length without end", "no length", "cut", "snapshot", "events"])
+def test_a_message_of_a_stranger_is_one_sentence(data: bytes, sentence: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def messages(self: PublishedEvents, follow: bool) -> AsyncIterator[tuple[bytes, int]]:
+        yield data, 1
+
+    async def read_it() -> None:
+        events = PublishedEvents(Broker(broker_address("nats://127.0.0.1", "test"), "test"), "one")
+        async for _ in events.items():
+            pass
+
+    monkeypatch.setattr(PublishedEvents, "_messages", messages)
+    with pytest.raises(ConnectionLost, match=sentence):
+        asyncio.run(read_it())
 
 
 def test_the_flag_and_the_address_of_a_daemon_have_one_sentence_each() -> None:

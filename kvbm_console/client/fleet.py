@@ -80,7 +80,7 @@ class FleetView(ABC):
         self._summed = report_of(self.rows)
         self._summed.missing = await self._where(self._summed.digest.missing.most(MISSING_SHOWN))
         self._summed.not_captured = not_captured(self.rows, self._summed.missing)
-        return self._summed
+        return report_of(self.rows, self._summed)  # a daemon may have been too slow to say what it holds
 
     async def first_look(self) -> FleetReport:
         """As ``look``, after every daemon that answers has read its own past, or had ``FIRST_S`` for it."""

@@ -129,6 +129,27 @@ async def test_a_sum_may_be_old_and_rows_are_not() -> None:
 
 
 @pytest.mark.asyncio
+async def test_a_daemon_that_does_not_say_what_it_holds_is_counted_as_it_stands() -> None:
+    class Slow(FleetView):
+        rows = fleet_of(3).rows
+
+        async def __aexit__(self, *_: object) -> None: ...
+
+        async def refresh(self) -> None:
+            self.rows[-1].error = ""
+            self.rows[-1].digest.missing.add(1, 5, "evicted")
+
+        async def find(self, hashes: Sequence[int], request: str = "") -> dict[str, list[Located]]:
+            self.rows[-1].error = "it did not answer in 2 s"
+            return {}
+
+    report = await Slow().look()
+    assert report.missing
+    assert report.stands["gone"] == sum(row.stands == "gone" for row in report.rows) > 0
+    assert report.rows == report_of(report.rows).rows, "those that need a person stand first"
+
+
+@pytest.mark.asyncio
 async def test_a_daemon_that_nobody_asks_reads_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lints, "EVERY_S", 0.0)
     async with daemon_at(LOAD, speed=None) as daemon:

@@ -19,7 +19,7 @@ from .lints import FINDINGS_MAX, LintWatch
 
 def summary_of(service: LeaderService, watch: LintWatch, program: str, name: str) -> DaemonSummary:
     """The summary as of now."""
-    state, watching = service.state, watch.turns > 0
+    state, watching = service.state, watch.ready.is_set()
     shown = sorted({pool.info.tier for pool in state.shown_pools})
     tiers = {tier.label: tier_row(state, tier) for tier in shown}
     recorder = None if service.recorder is None else service.recorder.status().state
@@ -42,7 +42,7 @@ def _problems(service: LeaderService, watch: LintWatch, recorder: str | None) ->
         faults.append(_problem(Level.FAULT, "recorder", "the recorder", "events are not recorded", "the disk fails"))
     holds = HeldSlots()  # from the facts of now: nothing of the past is needed
     holds.resumed(service.state, None)
-    found = [*holds.now(service.state, service.at_ns), *(watch.findings if watch.turns else [])]
+    found = [*holds.now(service.state, service.at_ns), *(watch.findings if watch.ready.is_set() else [])]
     found.sort(key=lambda finding: (finding.level, finding.since_ns))
     return faults + [
         _problem(finding.level, finding.lint, finding.who, finding.what, finding.because, finding.request)

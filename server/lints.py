@@ -61,7 +61,7 @@ class LintWatch:
         self.always = False
         """True where metrics are served."""
         self.ready = asyncio.Event()
-        """Set while the other attributes say something."""
+        """Set while the other attributes cover the past that the daemon remembered when the watch began."""
         self._wanted = asyncio.Event()
         self._asked_s = -math.inf
         self._ran = False
@@ -89,6 +89,8 @@ class LintWatch:
         self._cursor = self._service.ring.cursor(snapshot.seq)
         self._state = CacheState()
         self._resume: tuple[Snapshot, GapSeen | None] | None = (snapshot, None)
+        self._past_ends = self._service.ring.next_seq
+        self.ready.clear()
 
     async def run(self) -> None:
         """Watch while it is wanted, until cancelled; may be called again after a lint's bug has ended the watch."""
@@ -130,7 +132,8 @@ class LintWatch:
             at_ns = None if self._service.ring.pending(self._cursor) else self._service.at_ns
             with anyio.CancelScope(shield=True):  # a cancelled thread would go on beside us
                 self._spent_s = await anyio.to_thread.run_sync(self._take, resume, frames, at_ns)
-            self.ready.set()
+            if self._cursor.position >= self._past_ends:
+                self.ready.set()
 
     def _take(self, resume: tuple[Snapshot, GapSeen | None] | None, frames: list[bytes], at_ns: int | None) -> float:
         """Take these events, and judge as of ``at_ns``, or of the last event; the time that the thread took."""

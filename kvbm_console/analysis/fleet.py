@@ -45,7 +45,7 @@ class DaemonSummary(msgspec.Struct):
     seq: int
     at_ns: int
     watching: bool
-    """False until the daemon has read its own past, about a second after the first question: then ``problems`` and
+    """False until the daemon has read its own past, seconds after the first question: until then ``problems`` and
     ``digest`` are empty."""
     passed_over: Count
     """Events that the digest does not cover."""

@@ -167,6 +167,19 @@ async def test_a_daemon_that_nobody_asks_reads_nothing(monkeypatch: pytest.Monke
 
 
 @pytest.mark.asyncio
+async def test_the_first_figures_are_those_of_the_whole_past(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lints, "TURN_EVENTS", 64)
+    async with daemon_at(LOAD, speed=None) as daemon:
+        await published(daemon, lambda: finished(daemon) == 40)
+        async with Fleet([daemon.address]) as fleet:
+            report = await fleet.first_look()
+            assert daemon.lints.turns > 3
+            assert (report.digest.finished, report.digest.prompt_blocks) == (
+                40, daemon.service.state.totals.prompt_blocks
+            )
+
+
+@pytest.mark.asyncio
 async def test_a_daemon_that_answers_another_question_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(servicer, "find", lambda *_: [Located()])
     async with daemon_at(None) as daemon, Fleet([daemon.address]) as fleet:

@@ -26,7 +26,7 @@ from .app import key_name
 from .canvas import Canvas
 from .draw.spans import BLANK, Line, fit
 from .draw.spans import Row as Pen
-from .model.numbers import count, cut, cut_middle, percent, plain, spoken
+from .model.numbers import brief, count, cut, cut_middle, percent, plain, spoken
 from .theme import Theme
 
 ASK_EVERY_S = 2.0
@@ -160,13 +160,14 @@ class FleetDesk:
         """A cell for each daemon in the order of the list; a cell stands for several where there are too many."""
         assert self.report is not None
         rows = self.report.rows
-        room = max(1, (height - OTHER_ROWS) // 4) * (width - 2)
+        across = max(1, width - 2)
+        room = max(1, (height - OTHER_ROWS) // 4) * across
         each = -(-len(rows) // room) if rows else 1
         shown = [rows[at] for at in range(0, len(rows), each)]  # sorted by need: the first of each cell is the worst
         lines = []
-        for at in range(0, len(shown), width - 2):
+        for at in range(0, len(shown), across):
             pen = Pen().put(" ")
-            for row in shown[at : at + width - 2]:
+            for row in shown[at : at + across]:
                 pen.put(self.glyphs[row.stands], ROLES[row.stands])
             lines.append(pen.line("", width))
         if each > 1:
@@ -251,11 +252,11 @@ def _daemon(row: DaemonRow, columns: Columns, width: int, ground: str, lives: st
     if summary is not None:
         digest = summary.digest
         cells = {
-            "HIT": percent(sum(digest.hits), digest.prompt_blocks), "SLOTS": count(sum(summary.slots.values())),
-            "HOLDS": count(summary.holds),
+            "HIT": percent(sum(digest.hits), digest.prompt_blocks), "SLOTS": brief(sum(summary.slots.values())),
+            "HOLDS": brief(summary.holds),
         }
         for tier, (resident, capacity) in summary.tiers.items():
-            cells[tier.upper()] = count(resident) if capacity is None else percent(resident, capacity)
+            cells[tier.upper()] = brief(resident) if capacity is None else percent(resident, capacity)
         for title, end in columns.ends.items():
             held = title == "HOLDS" and summary.holds
             pen.right(cells.get(title, ""), end, "held" if held else "text")

@@ -236,6 +236,22 @@ def test_every_daemon_has_a_cell_and_the_list_reaches_all(size: tuple[int, int],
         assert len(shown) == 1, "the selected daemon is on the screen"
 
 
+def test_columns_stay_apart_whatever_their_figures() -> None:
+    summary = DaemonSummary("one", "kvbm", "x", 7, 1, True, 0, slots={"decoding": 6_810_177}, holds=1_234,
+                            tiers={"g1": (5, 10), "g2": (1_234_567, None), "g3": (10**12, None)})
+    desk = FleetDesk()
+    desk.take(report_of([DaemonRow("one", summary)]))
+    (line,) = [line.text for line in desk.draw(120, 24) if line.text.startswith(" one")]
+    assert line.split() == ["one", "fine", "–", "50", "%", "1.23M", "1.00T", "6.81M", "1,234"]
+
+
+@pytest.mark.parametrize("width", [1, 2, 3])
+def test_the_narrowest_screen_is_drawn(width: int) -> None:
+    desk = FleetDesk()
+    desk.take(fleet_of(30))
+    assert len(desk.draw(width, 24)) == 24
+
+
 def test_a_selected_daemon_stays_selected_wherever_it_stands() -> None:
     def report(*rates: int) -> FleetReport:
         return report_of([

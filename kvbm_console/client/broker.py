@@ -15,6 +15,7 @@ Law of this file: a broker that is absent, frozen or unwilling costs a bounded t
 
 import asyncio
 import contextlib
+import ssl
 from collections.abc import Iterator
 from types import TracebackType
 from typing import Annotated, Any, Final, Self
@@ -124,12 +125,12 @@ def broker_address(text: str, field: str, *, daemon: bool = False) -> BrokerAddr
     names = {"creds", "daemon"} if daemon else {"creds"}
     try:
         parts = urlsplit(text)
-        port = parts.port or PORT
+        port = PORT if parts.port is None else parts.port
     except ValueError:
         parts, port = urlsplit(""), PORT
     query = parse_qs(parts.query, keep_blank_values=True)
     cluster = unquote(parts.path.strip("/"))
-    fits = parts.scheme in ("nats", "tls") and parts.hostname and "/" not in cluster and set(query) <= names
+    fits = parts.scheme in ("nats", "tls") and parts.hostname and port and "/" not in cluster and set(query) <= names
     if not fits or parts.fragment or (daemon and not query.get("daemon", [""])[0]):
         said = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl() or text
         raise UsageError(f"{field} must be {form}, got {said!r}")
@@ -140,6 +141,19 @@ def broker_address(text: str, field: str, *, daemon: bool = False) -> BrokerAddr
     return BrokerAddress(
         url, plain, cluster or CLUSTER, query["creds"][0] if "creds" in query else None, query.get("daemon", [""])[0]
     )
+
+
+def _client(errors: Any, *, tls: bool) -> Any:
+    """The library's client. It speaks TLS where the broker asks for TLS; with ``tls`` it shows no broker that does not
+    ask for it the user and the password."""
+
+    class Client(need("nats", "nats", "nats-py").NATS):  # type: ignore[misc]
+        def _connect_command(self) -> bytes:
+            if tls and not self._server_info.get("tls_required"):
+                raise errors.SecureConnWantedError
+            return bytes(super()._connect_command())
+
+    return Client()
 
 
 class Broker:
@@ -154,7 +168,7 @@ class Broker:
         self._name = name
         self._refusal = ""
         """The broker's last refusal, which comes beside an answer that does not."""
-        self.client: Any = need("nats", "nats", "nats-py").NATS()
+        self.client: Any = _client(self._errors, tls=address.url.startswith("tls:"))
         self.jetstream: Any = None
 
     async def __aenter__(self) -> Self:
@@ -222,8 +236,15 @@ class Broker:
             return Refused(f"{place} refuses this user or password")
         if "permissions violation" in refused:
             return Refused(f"{place} {NO_RIGHT} {what} ({refused})")
+        if isinstance(error, errors.SecureConnWantedError):
+            return Refused(f"{place} does not speak TLS; write nats:// if it is to be trusted without")
         if isinstance(error, FileNotFoundError):
             return Refused(f"the credentials {self.address.creds} cannot be read ({error.strerror})")
+        if isinstance(error, ssl.SSLCertVerificationError):
+            return Refused(f"{place} shows no certificate that this machine trusts ({error.verify_message}); "
+                           "SSL_CERT_FILE names another authority")
+        if isinstance(error, ssl.SSLError):
+            return Refused(f"{place} speaks another TLS ({error.reason or error})")
         if isinstance(error, OSError) and not isinstance(error, TimeoutError):
             return ConnectionLost(f"no broker listens on {self.address.shown}")
         if isinstance(error, TimeoutError | errors.ConnectionClosedError | errors.StaleConnectionError):

@@ -38,7 +38,7 @@ from kvbm_console.stream.feed import SnapshotTaken
 from server import publisher
 from server.daemon import Daemon
 from tests.server.brokers import Partition, nats_server
-from tests.server.daemons import ROOT, daemon_at, published
+from tests.server.daemons import ROOT, certificate_in, daemon_at, published
 
 LOAD = "multiturn:requests=40,sessions=6,system=64,turns=3"
 def rights() -> str:
@@ -439,6 +439,36 @@ async def test_a_broker_without_streams_is_one_sentence(tmp_path: Path) -> None:
             await BrokeredFleet(at(server)).__aenter__()
 
 
+@pytest.mark.asyncio
+async def test_no_password_is_shown_without_the_tls_that_the_address_wants() -> None:
+    shown = b""
+
+    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal shown
+        writer.write(b'INFO {"server_id":"x","version":"2.15.1","max_payload":1048576,"auth_required":true}\r\n')
+        shown += await reader.read()
+        writer.close()
+
+    async with await asyncio.start_server(accept, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        with pytest.raises(Refused, match="does not speak TLS; write nats:// if"):
+            await Broker(broker_address(f"tls://one:secret@127.0.0.1:{port}", "fleet"), "test").__aenter__()
+    assert not shown
+
+
+@pytest.mark.asyncio
+async def test_a_broker_whose_certificate_is_not_trusted_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    certificate, key = certificate_in(tmp_path)
+    with nats_server(tmp_path / "broker", f'tls {{ cert_file: "{certificate}", key_file: "{key}" }}') as server:
+        address = broker_address(f"tls://{server.address}", "fleet")
+        with pytest.raises(Refused, match=r"shows no certificate that this machine trusts .*SSL_CERT_FILE names"):
+            await Broker(address, "test").__aenter__()
+        monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+        await keep_summaries(address)
+
+
 @given(some.text(min_size=1), some.text(min_size=1))
 def test_every_name_has_a_subject_of_its_own(name: str, other: str) -> None:
     address = BrokerAddress("nats://x", "nats://x")
@@ -453,7 +483,7 @@ def test_addresses_and_their_mistakes() -> None:
     assert (told.url, told.shown, told.cluster, told.creds) == (
         "nats://u:p%40@h:4222", "nats://h:4222", "blue one", "/run/n.creds"
     )
-    for wrong in ("nats://", "http://h", "nats://h:x", "nats://u:secret@h/a/b", "nats://h?x=1", "nats://h#x"):
+    for wrong in ("nats://", "http://h", "nats://h:x", "nats://h:0", "nats://u:secret@h/a/b", "nats://h?x=1", "nats://h#x"):
         with pytest.raises(UsageError, match="fleet must be nats://") as found:
             broker_address(wrong, "fleet")
         assert "secret" not in str(found.value)

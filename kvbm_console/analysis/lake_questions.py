@@ -3,6 +3,7 @@
 Law of this file: a question only reads, and names each of its figures.
 """
 
+import glob
 import os
 import re
 import tempfile
@@ -162,7 +163,7 @@ def _answer(duckdb: Any, lake: Path, question: str, block: int | None) -> LakeAn
             empty = (f"null::{'varchar' if name in TEXTS else 'bigint'} as {name}" for name in TABLES[table])
             connection.execute(f"create view {table} as select {', '.join(empty)}, '' as engine where false")
             continue
-        place = str(lake / table).replace("'", "''")
+        place = glob.escape(str(lake / table)).replace("'", "''")
         connection.execute(
             f"create view {table} as select * exclude (filename), {_RUN} as run from read_parquet("
             f"'{place}/*/*/*.parquet', filename = true, hive_partitioning = true, "

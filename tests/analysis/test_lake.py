@@ -78,6 +78,13 @@ def test_adding_again_changes_nothing_and_no_draft_stays(tmp_path: Path, monkeyp
         assert [row[: len(lake.TABLES[table])] for row in one] == [row[: len(lake.TABLES[table])] for row in other]
 
 
+@pytest.mark.parametrize("name", ["lake[3]", "lake*", "lake?", "lake's"])
+def test_a_lake_has_any_name_and_no_rows_of_its_neighbours(name: str, tmp_path: Path) -> None:
+    for place in (name, "lake1", "lake12"):
+        add(RUN, tmp_path / place, place)
+    assert [row[0] for row in ask(tmp_path / name, "hit-rate").rows] == [None, name]
+
+
 def test_a_failed_write_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import pyarrow.parquet
 

@@ -10,11 +10,13 @@ and begins again. It goes on to the end of the recording when the daemon is gone
 Law of this file: however often a writer is killed and begins again, each row is in the lake once.
 """
 
+import contextlib
+import fcntl
 import os
 import select
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import date
 from itertools import accumulate
 from pathlib import Path
@@ -50,7 +52,8 @@ class Added(msgspec.Struct, frozen=True):
 
 
 class LakeFiles:
-    """The files of one run of one engine. Raises ``UsageError`` when pyarrow is missing, and ``OSError``."""
+    """The files of one run of one engine. Raises ``UsageError`` when pyarrow is missing, ``RecordingError`` when the
+    list of its complete files cannot be read, and ``OSError``."""
 
     def __init__(self, lake: Path, engine: str, incarnation: str) -> None:
         self._arrow: Any = need("pyarrow", "lake", "pyarrow", "a lake")
@@ -60,20 +63,20 @@ class LakeFiles:
         self._place = f"engine={quote(engine, safe='')}"
         self._incarnation = incarnation
         self._whole_at = lake / "whole" / self._place / f"{incarnation}.json"
-        try:
-            self._whole = set(msgspec.json.decode(self._whole_at.read_bytes(), type=list[int]))
-        except FileNotFoundError:
-            self._whole = set()
+        self._whole = self._read_whole()
         self.rows: dict[Path, tuple[str, int]] = {}
         """File to its table and its rows."""
 
     def write(self, table: str, chunk: int, day: int, rows: FileRows) -> None:
-        """Write a file, unless it is complete already."""
+        """Write a file, unless it is there and complete."""
         when = date.fromordinal(EPOCH_DAY + day).isoformat()
         path = self._lake / table / f"day={when}" / self._place / f"{self._incarnation}-{chunk:08}.parquet"
         self.rows[path] = table, len(rows)
-        if chunk in self._whole:
-            return
+        with self._alone():
+            if chunk not in self._whole or not path.exists():
+                self._write(path, table, rows)
+
+    def _write(self, path: Path, table: str, rows: FileRows) -> None:
         schema = _schema(self._arrow, table)
         arrays = [self._column(rows, column, field.type) for column, field in zip(rows.columns, schema, strict=True)]
         made = self._arrow.Table.from_arrays(arrays, schema=schema)
@@ -88,9 +91,32 @@ class LakeFiles:
 
     def whole(self, chunk: int) -> None:
         """All files of this chunk are complete."""
-        if chunk not in self._whole:
-            self._whole.add(chunk)
-            _replace(self._whole_at, lambda draft: draft.write_bytes(msgspec.json.encode(sorted(self._whole))))
+        with self._alone():
+            if chunk not in self._whole:
+                self._whole.add(chunk)
+                _replace(self._whole_at, lambda draft: draft.write_bytes(msgspec.json.encode(sorted(self._whole))))
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """No other writer of this engine works inside the block, and the complete chunks are those of all of them."""
+        # ``lake add`` beside ``serve --lake``: what the first has read of a chunk must not replace the whole chunk.
+        self._whole_at.parent.mkdir(parents=True, exist_ok=True)
+        place = os.open(self._whole_at.parent, os.O_RDONLY)
+        try:
+            fcntl.flock(place, fcntl.LOCK_EX)
+            self._whole = self._read_whole()
+            yield
+        finally:
+            os.close(place)
+
+    def _read_whole(self) -> set[int]:
+        try:
+            return set(msgspec.json.decode(self._whole_at.read_bytes(), type=list[int]))
+        except FileNotFoundError:
+            return set()
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise RecordingError(f"{self._whole_at} is no list of complete files ({error}); without it they are made "
+                                 "again, as far as the recording still has their events") from None
 
     def added(self, name: str, engine: str) -> Added:
         """The files so far."""

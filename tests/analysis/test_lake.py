@@ -6,6 +6,7 @@ nothing.
 
 import shutil
 from collections import Counter
+from datetime import date
 from itertools import permutations
 from pathlib import Path
 from typing import Any
@@ -76,6 +77,38 @@ def test_adding_again_changes_nothing_and_no_draft_stays(tmp_path: Path, monkeyp
     for table in lake.TABLES:
         one, other = (rows(place, f"select * from {{{table}}} order by all") for place in (tmp_path, whole))
         assert [row[: len(lake.TABLES[table])] for row in one] == [row[: len(lake.TABLES[table])] for row in other]
+
+
+def test_a_writer_that_has_read_less_leaves_complete_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``lake add`` beside ``serve --lake``: it began before the other completed the chunk, and ends behind it."""
+    monkeypatch.setattr(lake, "CHUNK_EVENTS", 3_000)
+    late = lake_files.LakeFiles(tmp_path, "a", Recording.open(RUN).incarnation)
+    add(RUN, tmp_path, "a")
+    before = contents(tmp_path)
+    for table in lake.TABLES:
+        (path, *_) = sorted((tmp_path / table).glob("day=*/*/*-00000000.parquet"))
+        day = date.fromisoformat(path.parent.parent.name.removeprefix("day=")).toordinal() - lake_files.EPOCH_DAY
+        late.write(table, 0, day, lake.FileRows(table))
+    assert contents(tmp_path) == before
+
+
+def test_a_file_that_was_taken_away_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lake, "CHUNK_EVENTS", 3_000)
+    first = add(RUN, tmp_path, "a")
+    before = contents(tmp_path)
+    next(tmp_path.glob("lookups/*/*/*-00000000.parquet")).unlink()
+    assert add(RUN, tmp_path, "a") == first
+    assert contents(tmp_path) == before
+
+
+def test_a_broken_list_of_complete_files_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lake, "CHUNK_EVENTS", 3_000)
+    add(RUN, tmp_path, "a")
+    (whole,) = tmp_path.glob("whole/*/*.json")
+    whole.write_text("{half")
+    done = CliRunner().invoke(cli, ["lake", "add", str(RUN), "--lake", str(tmp_path), "--engine", "a"])
+    assert (done.exit_code, done.stderr.count("is no list of complete files")) == (2, 1), done.stderr
+    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize("name", ["lake[3]", "lake*", "lake?", "lake's"])

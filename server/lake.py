@@ -32,9 +32,7 @@ class LakeWriter:
 
     async def run(self) -> None:
         """Raises ``RuntimeError`` with its last words when the process ends before the recording does."""
-        self._child = child = subprocess.Popen(  # noqa: ASYNC220  asyncio's own kills its child when the loop ends
-            self._command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
-        )
+        child = self._begin()
         while child.poll() is None:  # noqa: ASYNC110  nothing tells
             await asyncio.sleep(LOOK_S)
         assert child.stderr is not None
@@ -43,15 +41,28 @@ class LakeWriter:
         raise RuntimeError(said[-1] if said else f"it ended with status {child.returncode}")
 
     async def finish(self, until_s: Callable[[], float]) -> None:
-        """The recording is closed: wait for the rest of the rows, at most until this time of the monotonic clock."""
+        """The recording is closed: wait for the rest of the rows, at most until this time of the monotonic clock.
+
+        A process that died and was not started again yet is started for the rest.
+        """
         child = self._child
-        if child is None or child.stdin is None or child.stdin.closed:
+        if child is None:
             return
+        if child.poll() is not None:
+            self._close(child)
+            child = self._begin()
+        assert child.stdin is not None
         child.stdin.close()
         while child.poll() is None and time.monotonic() < until_s():  # noqa: ASYNC110
             await asyncio.sleep(LOOK_S)
         if child.poll() is not None:
             self._close(child)
+
+    def _begin(self) -> "subprocess.Popen[bytes]":
+        self._child = subprocess.Popen(  # asyncio's own kills its child when the loop ends
+            self._command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
+        )
+        return self._child
 
     def _close(self, child: "subprocess.Popen[bytes]") -> None:
         for pipe in (child.stdin, child.stderr):

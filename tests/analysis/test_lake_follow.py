@@ -20,6 +20,7 @@ from kvbm_console.analysis.lake_files import add, follow
 from kvbm_console.analysis.lake_questions import TABLES
 from kvbm_console.analysis.walk import evidence_of
 from kvbm_console.core.errors import UsageError
+from kvbm_console.parts import RESTART_PAUSE_NS, Parts
 from kvbm_console.recording.reader import Recording
 from server.daemon import Daemon
 from tests.server.daemons import daemon_at, options_for, published
@@ -124,6 +125,23 @@ async def test_a_daemon_fills_the_lake_while_it_runs_and_after_its_writer_was_ki
         assert any("lake ended and was restarted" in text for text in daemon.service.parts.warnings())
     assert rows(place) == added(record, tmp_path / "again")
     assert rows(place)["lookups"]
+
+
+@pytest.mark.asyncio
+async def test_a_writer_that_waits_for_its_restart_still_adds_the_rest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Parts, "_pause_ns", lambda *_: RESTART_PAUSE_NS)
+    record, place = tmp_path / "rec", tmp_path / "lake"
+    async with daemon_at(LOAD, speed=None, record=record, lake=place, target="prod-1") as daemon:
+        assert daemon.lake is not None
+        while daemon.lake._child is None:
+            await daemon.service.changed.wait()
+        daemon.lake._child.kill()
+        while daemon.service.parts.is_healthy("lake"):
+            await daemon.service.changed.wait()
+        await published(daemon, lambda: sum(daemon.service.state.totals.finished) == 40)
+    assert rows(place) == added(record, tmp_path / "again")
 
 
 @pytest.mark.asyncio

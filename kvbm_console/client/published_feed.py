@@ -35,6 +35,8 @@ from kvbm_console.stream.feed import (
 RETRY_S: Final = 1.0
 BEAT_S: Final = 0.5
 """As often as a daemon tells that it lives."""
+LOOK_S: Final = 10.0
+"""The summary of a daemon that always has events is looked at so often."""
 
 
 class PublishedFeed:
@@ -91,7 +93,7 @@ class PublishedFeed:
         self, summaries: BrokeredFleet, events: PublishedEvents, at_ns: int
     ) -> AsyncIterator[FeedItem]:
         """The items from now on, with heartbeats while the daemon lives."""
-        run, gone, beat_s = events.incarnation, False, 0.0
+        run, gone, beat_s, looked_s = events.incarnation, False, 0.0, time.monotonic()
         if events.ended is not None:
             gone = True
             yield Disconnected(events.ended.reason, None)
@@ -117,10 +119,22 @@ class PublishedFeed:
                 yield item
             if not gone and time.monotonic() - beat_s >= BEAT_S:
                 beat_s = time.monotonic()
-                yield Heartbeat((events.position or 0) - 1, at_ns, None, None, None, None, 0, 0)
+                if beat_s - looked_s >= LOOK_S:
+                    looked_s = beat_s
+                    await summaries.refresh()
+                yield _beat(summaries, (events.position or 0) - 1, at_ns)
 
     def _connected(self, events: PublishedEvents) -> Connected:
         return Connected(
             target=self.target, incarnation=events.incarnation, run=0, control=False, block_bytes=None,
             clock_anchor_ns=events.clock_anchor_ns,
         )
+
+
+def _beat(summaries: BrokeredFleet, head_seq: int, at_ns: int) -> Heartbeat:
+    """A heartbeat with what the daemon's last summary tells of its recorder and its parts."""
+    summary = next((row.summary for row in summaries.rows), None)
+    recorder, warnings = (None, ()) if summary is None else (
+        summary.recorder, tuple(problem.what for problem in summary.problems if problem.lint == "part"),
+    )
+    return Heartbeat(head_seq, at_ns, recorder, None, None, None, 0, 0, warnings)

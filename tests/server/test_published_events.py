@@ -362,3 +362,21 @@ async def test_a_console_joins_in_the_middle_and_follows_through_every_fault(tmp
             assert mirror.digest == digest(later.service.state)
             await until(lambda: isinstance(told[-1], Heartbeat) and told[-1].head_seq == later.service.state.seq - 1)
         await items.aclose()
+
+
+@pytest.mark.asyncio
+async def test_a_heartbeat_tells_of_the_recorder_and_the_parts_of_the_daemon(tmp_path: Path) -> None:
+    with nats_server(tmp_path / "broker") as server:
+        async with daemon_at(
+            LOAD.format(10), target="one", fleet=at(server), fleet_events=True, speed=None, record=tmp_path / "run"
+        ) as daemon:
+            daemon.service.parts.known(["taps"])
+            daemon.service.parts.troubled("taps", "a test")
+            await published(daemon, lambda: sum(daemon.service.state.totals.finished) == 10)
+            feed = PublishedFeed(broker_address(f"nats://{server.address}?daemon=one", "fleet", daemon=True))
+            items = feed.items()
+            async for item in items:
+                if isinstance(item, Heartbeat):
+                    assert (item.recorder, item.warnings) == ("recording", ("taps: a test",))
+                    break
+            await items.aclose()

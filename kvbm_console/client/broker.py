@@ -15,6 +15,7 @@ Law of this file: a broker that is absent, frozen or unwilling costs a bounded t
 
 import asyncio
 import contextlib
+import logging
 import ssl
 from collections.abc import Iterator
 from types import TracebackType
@@ -156,6 +157,11 @@ def _client(errors: Any, *, tls: bool) -> Any:
     return Client()
 
 
+def _is_news(record: logging.LogRecord) -> bool:
+    """False for what asyncio says at the end of each TLS connection that began without TLS, as all do here."""
+    return "eof_received() has no effect" not in record.getMessage()
+
+
 class Broker:
     """One connection to a broker, as an asynchronous context manager. Entering raises ``ConnectionLost``, ``Refused``,
     or ``UsageError`` where the client library is not installed."""
@@ -172,6 +178,7 @@ class Broker:
         self.jetstream: Any = None
 
     async def __aenter__(self) -> Self:
+        logging.getLogger("asyncio").addFilter(_is_news)
         try:
             with self.asking("connect"):
                 async with asyncio.timeout(2 * ANSWER_S):

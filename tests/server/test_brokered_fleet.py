@@ -458,7 +458,7 @@ async def test_no_password_is_shown_without_the_tls_that_the_address_wants() -> 
 
 @pytest.mark.asyncio
 async def test_a_broker_whose_certificate_is_not_trusted_is_one_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     certificate, key = certificate_in(tmp_path)
     with nats_server(tmp_path / "broker", f'tls {{ cert_file: "{certificate}", key_file: "{key}" }}') as server:
@@ -467,6 +467,7 @@ async def test_a_broker_whose_certificate_is_not_trusted_is_one_sentence(
             await Broker(address, "test").__aenter__()
         monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
         await keep_summaries(address)
+    assert not caplog.records, "nothing is printed beside the sentence"
 
 
 @given(some.text(min_size=1), some.text(min_size=1))

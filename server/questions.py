@@ -50,6 +50,10 @@ ASKED_NS: Final = 20_000_000
 ASKING_SHARE: Final = 512
 """Asking takes at most this part of the thread's time. The answer takes 3 to 110 us, but meanwhile another thread may
 take the interpreter's lock, and keep it for milliseconds."""
+ASKED_LEAST_NS: Final = 2_000_000_000
+"""The system is asked once in two seconds, however long an answer took. The time that the thread has waited meanwhile is
+subtracted at once. With an answer of 20 ms, which is one beside a keyframe that is encoded, the next question was due
+10 s later. On a busy machine the lanes then lost what they earn in 7 s, and a ``status`` waited for so long."""
 STRAIN_NS: Final = 200_000_000
 """The strain of a thread is measured over this time, in which the processor changes threads some twenty times."""
 STRAIN_MAX: Final = 4.0
@@ -112,7 +116,7 @@ class OwnTime:
     def _ask(self, now_ns: int) -> None:
         self._waited_ns = waited_ns()
         took_ns = time.monotonic_ns() - now_ns
-        self._ask_at_ns = now_ns + max(ASKED_NS, ASKING_SHARE * took_ns)
+        self._ask_at_ns = now_ns + min(max(ASKED_NS, ASKING_SHARE * took_ns), ASKED_LEAST_NS)
         wall_ns = now_ns - self._since_ns
         if wall_ns >= STRAIN_NS:
             own_ns = wall_ns - (self._waited_ns - self._since_waited_ns)

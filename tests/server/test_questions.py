@@ -253,6 +253,25 @@ def test_to_ask_how_long_the_thread_waited_takes_little_of_its_time(monkeypatch:
     assert 50 <= asked <= 2 + wall_ns // ASKING_SHARE // 2_000_000
 
 
+def test_an_answer_of_the_system_that_takes_long_takes_no_savings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread waits for six tenths of the time, and one answer takes 100 ms. Nobody asks, so a question may be
+    answered at any time."""
+    wall_ns, waited_ns, takes_ns = 0, 0, 100_000_000
+
+    def slow() -> int:
+        nonlocal wall_ns
+        wall_ns += takes_ns
+        return waited_ns
+
+    monkeypatch.setattr("server.questions.time", SimpleNamespace(monotonic_ns=lambda: wall_ns))
+    monkeypatch.setattr("server.questions.waited_ns", slow)
+    lane = Lane(OwnTime())
+    takes_ns = 0
+    while wall_ns < 100_000_000_000:
+        wall_ns, waited_ns = wall_ns + 1_000_000, waited_ns + 600_000
+        assert lane.has_savings, wall_ns
+
+
 def test_the_strain_of_a_thread_is_the_walls_time_for_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     wall_ns = waited_ns = 0
     monkeypatch.setattr("server.questions.time", SimpleNamespace(monotonic_ns=lambda: wall_ns))

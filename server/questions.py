@@ -51,7 +51,7 @@ ASKING_SHARE: Final = 512
 """Asking takes at most this part of the thread's time. The answer takes 3 to 110 us, but meanwhile another thread may
 take the interpreter's lock, and keep it for milliseconds."""
 ASKED_LEAST_NS: Final = 2_000_000_000
-"""The system is asked once in two seconds, however long an answer took. The time that the thread has waited meanwhile is
+"""The system is asked once in two seconds, however long an answer took. All that the thread has waited meanwhile is
 subtracted at once. With an answer of 20 ms, which is one beside a keyframe that is encoded, the next question was due
 10 s later. On a busy machine the lanes then lost what they earn in 7 s, and a ``status`` waited for so long."""
 STRAIN_NS: Final = 200_000_000

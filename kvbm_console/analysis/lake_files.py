@@ -63,7 +63,7 @@ class LakeFiles:
         self._place = f"engine={quote(engine, safe='')}"
         self._incarnation = incarnation
         self._whole_at = lake / "whole" / self._place / f"{incarnation}.json"
-        self._whole = self._read_whole()
+        self._whole()  # refused before a long recording is read
         self.rows: dict[Path, tuple[str, int]] = {}
         """File to its table and its rows."""
 
@@ -72,8 +72,8 @@ class LakeFiles:
         when = date.fromordinal(EPOCH_DAY + day).isoformat()
         path = self._lake / table / f"day={when}" / self._place / f"{self._incarnation}-{chunk:08}.parquet"
         self.rows[path] = table, len(rows)
-        with self._alone():
-            if chunk not in self._whole or not path.exists():
+        with self._alone() as whole:
+            if chunk not in whole or not path.exists():
                 self._write(path, table, rows)
 
     def _write(self, path: Path, table: str, rows: FileRows) -> None:
@@ -91,25 +91,24 @@ class LakeFiles:
 
     def whole(self, chunk: int) -> None:
         """All files of this chunk are complete."""
-        with self._alone():
-            if chunk not in self._whole:
-                self._whole.add(chunk)
-                _replace(self._whole_at, lambda draft: draft.write_bytes(msgspec.json.encode(sorted(self._whole))))
+        with self._alone() as whole:
+            if chunk not in whole:
+                told = msgspec.json.encode(sorted({*whole, chunk}))
+                _replace(self._whole_at, lambda draft: draft.write_bytes(told))
 
     @contextlib.contextmanager
-    def _alone(self) -> Iterator[None]:
-        """No other writer of this engine works inside the block, and the complete chunks are those of all of them."""
+    def _alone(self) -> Iterator[set[int]]:
+        """No other writer of this engine works inside the block, which gets the complete chunks of all of them."""
         # ``lake add`` beside ``serve --lake``: what the first has read of a chunk must not replace the whole chunk.
         self._whole_at.parent.mkdir(parents=True, exist_ok=True)
         place = os.open(self._whole_at.parent, os.O_RDONLY)
         try:
             fcntl.flock(place, fcntl.LOCK_EX)
-            self._whole = self._read_whole()
-            yield
+            yield self._whole()
         finally:
             os.close(place)
 
-    def _read_whole(self) -> set[int]:
+    def _whole(self) -> set[int]:
         try:
             return set(msgspec.json.decode(self._whole_at.read_bytes(), type=list[int]))
         except FileNotFoundError:

@@ -210,13 +210,12 @@ class DebugAdapter:
         """Set all breakpoints of the editor anew; a verdict for each."""
         debuggee, wanted, told = self._need(), list[EditorBreakpoint](), dict[int, Body]()
         # Functions have odd ids and data even ones, so a new list of one kind leaves the ids of the other as they are.
-        numbered = [*enumerate(self._functions), *enumerate(self._data)]
-        for at, (place, said) in enumerate(numbered):
-            data = at >= len(self._functions)
-            number = 2 * place + (2 if data else 1)
+        functions = [(2 * at + 1, self._wanted_function, said) for at, said in enumerate(self._functions)]
+        data = [(2 * at + 2, self._wanted_data, said) for at, said in enumerate(self._data)]
+        for number, make, said in (*functions, *data):
             told[number] = {"id": number, "verified": True}
             try:
-                wanted.append(self._wanted_data(number, said) if data else self._wanted_function(number, said))
+                wanted.append(make(number, said))
             except UsageError as error:
                 told[number] |= {"verified": False, "message": str(error)}
         sentences = await debuggee.set_breakpoints(wanted)

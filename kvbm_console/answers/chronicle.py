@@ -30,18 +30,24 @@ class StoryRow(msgspec.Struct, frozen=True):
 
 
 class Chronicle(Visitor):
-    """Stories by slot, and the slots that each event is about."""
+    """Stories by slot, and the slots that each event is about.
 
-    def __init__(self) -> None:
+    With ``ended_max`` it follows a daemon: only so many stories of requests that ended are kept, and no numbers of
+    events.
+    """
+
+    def __init__(self, ended_max: int | None = None) -> None:
         super().__init__()
+        self._ended_max = ended_max
         self.names: dict[int, str] = {}
         self.stories: dict[int, list[StoryRow]] = {}
         self.seqs: list[int] = []
-        """Numbers of all events, ascending."""
+        """Numbers of all events of a recording, ascending."""
         self.every = self._event
 
     def _event(self, event: ev.Event, state: CacheState) -> None:
-        self.seqs.append(event.seq)
+        if self._ended_max is None:
+            self.seqs.append(event.seq)
         if isinstance(event, ev.IterationAdvanced):
             return
         about = slots_of(event) or ((slot,) if (slot := slot_of(event, state)) is not None else ())
@@ -56,6 +62,14 @@ class Chronicle(Visitor):
             story = self.stories.setdefault(slot, [])
             if len(story) < ROWS_MAX:
                 story.append(StoryRow(event.seq, event.at_ns, event.cause, kind(event), describe(event, state), new))
+        if self._ended_max is not None and len(self.stories) > len(state.slots) + 2 * self._ended_max:
+            self._forget(state, self._ended_max)
+
+    def _forget(self, state: CacheState, ended_max: int) -> None:
+        """Keep the stories of live requests and of the ``ended_max`` that began last of the others."""
+        for slot in [slot for slot in self.stories if slot not in state.slots][:-ended_max]:
+            del self.stories[slot]
+            self.names.pop(slot, None)
 
     def story(self, slot: int, until: int) -> list[StoryRow]:
         """The events of a slot up to event ``until``."""

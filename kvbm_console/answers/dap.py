@@ -54,6 +54,8 @@ NOW: Final = -1
 FRAMES_MAX: Final = 200
 REFERENCES_MAX: Final = 10_000
 """Frames and lists of variables that an editor may ask about at a daemon."""
+SNAPSHOT_S: Final = 20.0
+"""A daemon answers within a fraction of a second; without an end an adapter whose editor went would wait for ever."""
 CAPABILITIES: Final = {
     "supportsConfigurationDoneRequest": True, "supportsFunctionBreakpoints": True,
     "supportsConditionalBreakpoints": True, "supportsHitConditionalBreakpoints": True,
@@ -153,9 +155,13 @@ class DebugAdapter:
         address = parse_address(said["target"], _refuse)
         client = await self._open.enter_async_context(Client(address, name=self._who, access=Access.load(*files)))
         session = await self._open.enter_async_context(client.control(self._who, lease=True))
-        debuggee = LiveDebuggee(client, session, self._stopped, self._goes_on)
+        debuggee = LiveDebuggee(client, session, self._stopped, self._goes_on, self._remark)
         self._tasks.start_soon(self._follow, debuggee)
-        await debuggee.ready.wait()
+        with anyio.move_on_after(SNAPSHOT_S):
+            await debuggee.ready.wait()
+        if not debuggee.ready.is_set():
+            self._end()
+            raise ConnectionLost(f"{said['target']} sent no snapshot within {SNAPSHOT_S:g} s")
         if self._told_end:
             raise ConnectionLost(f"{said['target']} ended")
         self._debuggee = debuggee
@@ -364,6 +370,9 @@ class DebugAdapter:
         self._arrived = Stop("goto", slot)
 
     # --- inside ---
+
+    def _remark(self, sentence: str) -> None:
+        self._event("output", {"category": "console", "output": f"{sentence}\n"})
 
     def _goes_on(self, slot: int) -> None:
         self._event("continued", {"threadId": slot + 2, "allThreadsContinued": False})

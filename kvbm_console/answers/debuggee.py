@@ -36,6 +36,8 @@ from kvbm_console.stream.verbs import ContinueHold, ReplaceBreakpoints, StepSlot
 FUNCTION: Final = re.compile(r"([\w.]+)(?: of (\S+))?")
 FUNCTION_REASON: Final = "function breakpoint"
 DATA_REASON: Final = "data breakpoint"
+ENDED_STORIES_MAX: Final = 1_024
+"""Requests of a daemon that ended and can still be looked at."""
 
 
 class Stop(msgspec.Struct, frozen=True):
@@ -220,13 +222,20 @@ class LiveDebuggee:
     live = True
 
     def __init__(
-        self, client: Client, session: ControlSession, tell: Callable[[Stop], None], goes_on: Callable[[int], None]
+        self, client: Client, session: ControlSession, tell: Callable[[Stop], None], goes_on: Callable[[int], None],
+        say: Callable[[str], None],
     ) -> None:
-        """``tell`` gets each stop, and ``goes_on`` the slot of a hold that ended without our asking."""
+        """``tell`` gets each stop, ``goes_on`` the slot of a hold that ended without our asking, and ``say`` a sentence
+        for each reason for which a breakpoint was hit and could not hold."""
         self._client = client
         self._session = session
         self._tell = tell
         self._goes_on = goes_on
+        self._say = say
+        self._said: set[tuple[int, str]] = set()
+        """Breakpoints and the reasons that were said of them, since the breakpoints were set."""
+        self._hit: ev.BreakpointHit | None = None
+        """The last hit; a hold that it could not begin is denied by the next event."""
         self._numbers: dict[int, int] = {}
         self._stopped: dict[int, int] = {}
         """The slots of the holds that were told as stops and have not ended."""
@@ -236,7 +245,7 @@ class LiveDebuggee:
         self._asking = anyio.Lock()
         self._closed = False
         self.state = CacheState()
-        self.chronicle = Chronicle()
+        self.chronicle = Chronicle(ENDED_STORIES_MAX)
         self.ready = anyio.Event()
 
     @property
@@ -246,7 +255,7 @@ class LiveDebuggee:
 
     def facts(self, seq: int) -> CacheState:
         """The facts of now. Raises ``UsageError`` for an event of the past."""
-        if self.chronicle.following(seq, None) is not None:
+        if seq < self.position:
             raise UsageError("a daemon tells its facts of now; record it, and debug the recording")
         return self.state
 
@@ -263,8 +272,23 @@ class LiveDebuggee:
                     walker.take(item)
                     self.ready.set()
                     async with self._asking:
+                        if isinstance(item, EventsArrived):
+                            self._say_denials(item.events)
                         self._tell_holds()
         raise ConnectionLost(f"{self._client.target} ended")
+
+    def _say_denials(self, events: Sequence[ev.Event]) -> None:
+        """Say why our breakpoints did not hold; otherwise an editor would look as if they were never hit."""
+        for event in events:
+            if isinstance(event, ev.BreakpointHit):
+                self._hit = event
+            elif isinstance(event, ev.HoldDenied) and self._hit is not None and self._hit.seq == event.seq - 1:
+                hit = self._hit.breakpoints
+                told = {(self._numbers[one], event.why) for one in hit if one in self._numbers} - self._said
+                if told:
+                    self._said |= told
+                    name = self.chronicle.names.get(event.slot) or f"slot {event.slot}"
+                    self._say(f"a breakpoint was hit by {name} at {event.site.label} and does not hold: {event.why}")
 
     def _tell_holds(self) -> None:
         """Tell which slots went on and which stand still since the last time. A gap has no events, but facts."""
@@ -276,10 +300,12 @@ class LiveDebuggee:
                 self._goes_on(slot)
         self._let_go &= self._stopped.keys()
         for number, hold in self.state.holds.items():
-            if not hold.parked or number in self._stopped or hold.owner != self._session.owner:
+            ours = tuple(self._numbers[one] for one in hold.breakpoints if one in self._numbers)
+            # Breakpoints of two editors may make one hold, which has one owner and stops both.
+            mine = ours or hold.owner == self._session.owner
+            if not hold.parked or number in self._stopped or not mine:
                 continue
             self._stopped[number] = hold.slot
-            ours = tuple(self._numbers[one] for one in hold.breakpoints if one in self._numbers)
             name = self.state.slots[hold.slot].request
             text = f"{name} at {hold.site.label}, for at most {hold.max_hold_ns / 1e9:g} s"
             self._tell(Stop(FUNCTION_REASON if ours else "step", hold.slot, text, ours))
@@ -291,6 +317,7 @@ class LiveDebuggee:
             self._numbers = {
                 verdict.id: one.number for verdict, one in zip(verdicts, wanted, strict=True) if verdict.verified
             }
+            self._said.clear()
         return [verdict.message for verdict in verdicts]
 
     async def resume(self, slot: int | None, *, back: bool = False) -> Stop | None:

@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from kvbm_console.analysis.walk import evidence_of, walk
+from kvbm_console.answers.chronicle import Chronicle
 from kvbm_console.answers.dap import read_message
 from kvbm_console.cases import case_named
 from kvbm_console.client import Client
@@ -321,3 +323,50 @@ async def test_an_editor_hears_that_a_hold_ended_and_may_go_without_a_word() -> 
         await ide.ask("setFunctionBreakpoints", breakpoints=[{"name": "decoding"}])
         await ide.event("stopped")
         assert await ide.hang_up() == (0, "")
+
+
+@pytest.mark.asyncio
+async def test_two_editors_at_a_daemon_stop_at_a_hold_of_both_and_leave_each_others_breakpoints() -> None:
+    async with daemon_at("multiturn:sessions=6", speed=1.0) as daemon, editor() as one, editor() as two, \
+            Client(daemon.address) as client:
+        for ide in (one, two):
+            await ide.ask("initialize", adapterID="kvbm-console")
+            await ide.ask("attach", target=daemon.address, maxHold="20s")
+            await ide.ask("setFunctionBreakpoints", breakpoints=[{"name": "decoding"}])
+        stops = {ide: await ide.event("stopped") for ide in (one, two)}
+        both = next(hold for hold in (await client.status())["holds"] if hold["slot"] == str(stops[two].threadId - 2))
+        assert len(both["breakpoints"]) == 2
+        assert [stop.hitBreakpointIds for stop in stops.values()] == [[1], [1]]
+        await two.ask("continue", threadId=stops[two].threadId)
+        assert (await one.event("continued")).threadId == stops[two].threadId
+        assert await two.hang_up() == (0, "")
+        left = [found for found in (await client.status())["breakpoints"] if found["enabled"]]
+        assert len(left) == 1
+        await one.event("stopped")
+
+
+@pytest.mark.asyncio
+async def test_an_editor_hears_why_a_breakpoint_does_not_hold() -> None:
+    async with daemon_at("multiturn:sessions=6", speed=1.0) as daemon, editor() as ide:
+        await ide.ask("initialize", adapterID="kvbm-console")
+        await ide.ask("attach", target=daemon.address)
+        await ide.ask("setFunctionBreakpoints", breakpoints=[{"name": "finished"}])
+        said = await ide.event("output")
+        assert said.output.endswith("at transition.did and does not hold: a finished slot cannot wait\n")
+        await ide.ask("setFunctionBreakpoints", breakpoints=[{"name": "decoding"}])
+        await ide.event("stopped")
+        assert ide.unread.count("output") == 0
+
+
+def test_a_chronicle_of_a_daemon_keeps_the_stories_of_the_last_requests() -> None:
+    recording = Recording.open(Path(STUCK))
+    whole, kept = Chronicle(), Chronicle(ended_max=1)
+    state = walk(evidence_of(recording), (whole, kept))
+    assert state is not None
+    ended = [slot for slot in whole.stories if slot not in state.slots]
+    assert len(ended) > 3
+    assert not kept.seqs
+    assert kept.stories.keys() == kept.names.keys()
+    assert len(kept.stories) <= len(state.slots) + 3
+    assert all(whole.stories[slot] == story for slot, story in kept.stories.items())
+    assert state.slots.keys() & whole.stories.keys() <= kept.stories.keys()

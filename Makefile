@@ -7,6 +7,8 @@ BIN := .venv/bin
 # Three processes whatever the machine has: the tests start daemons and terminals of their own, and wait for them.
 PARALLEL := -n 3 --dist worksteal
 STAMP := .venv/.stamp
+# Tests start a thousand processes. Without bytecode on disk each of them would compile every module that it imports.
+unexport PYTHONDONTWRITEBYTECODE
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 

@@ -552,7 +552,8 @@ class BlocksSeen(Event, tag=41):
     ``again_within_blocks[i]`` further evictions before.
 
     The engine did this ``age_ns`` before the event, by the clocks of both: a replay tells of earlier steps. None if
-    unknown. It is below 0 if the engine's clock is ahead.
+    unknown. It is below 0 if the engine's clock is ahead. Steps within 50 ms may share an event, which then has the age
+    of the last.
     """
 
     pool: int

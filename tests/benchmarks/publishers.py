@@ -7,6 +7,9 @@ stores four blocks and removes four others. The daemons are the command, each wi
 At the end the batches that daemons took, and those that they state as lost, are compared with those that were sent.
 The rest is unexplained. The blocks that are left are compared with those that the publishers left, too. The exit status
 is 1 if any batch is lost or unexplained, or a block is wrong. Options: ``--rate``, ``--seconds``, ``--shards``.
+
+The reference receives the same batches again in a process that decodes them with ``msgspec`` and does nothing else. No
+follower in Python takes less.
 """
 
 import argparse
@@ -21,6 +24,7 @@ from typing import Any, Final
 
 import msgspec
 import zmq
+from zmq.utils.monitor import recv_monitor_message
 
 PROGRAM: Final = [sys.executable, "-P", "-c", "from kvbm_console.cli.main import main; main()"]
 FIRST_PORT: Final = 12_000
@@ -94,6 +98,57 @@ def publish(count: int, rate: float, seconds: float) -> None:
     context.destroy(linger=0)
 
 
+# --- the reference ---
+
+
+def decode(count: int, total: int) -> None:
+    """Connect to all publishers, print a line, decode ``total`` messages, and print the seconds of processor."""
+    context = zmq.Context(io_threads=1)
+    context.max_sockets = count + 16
+    socket = context.socket(zmq.SUB)
+    socket.set_hwm(0)
+    monitor = socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
+    socket.subscribe(b"")
+    for at in range(count):
+        socket.connect(f"tcp://127.0.0.1:{FIRST_PORT + at}")
+    for _ in range(count):
+        recv_monitor_message(monitor)
+    socket.disable_monitor()
+    print("ready", flush=True)
+    began_s, take = time.process_time(), msgspec.msgpack.Decoder().decode
+    for _ in range(total):
+        take(socket.recv_multipart()[2])
+    print(time.process_time() - began_s, flush=True)
+    context.destroy(linger=0)
+
+
+def reference(count: int, rate: float, seconds: float, daemons_us: float) -> None:
+    """Measure what sending, and receiving and decoding alone take, and print it beside ``daemons_us`` a batch."""
+    total = round(count * rate * seconds) + count
+    publisher = _publisher(count, rate, seconds)
+    reader = subprocess.Popen([sys.executable, "-m", __spec__.name, str(count), "--decode", str(total)],
+                              stdout=subprocess.PIPE, text=True)
+    try:
+        assert publisher.stdin is not None
+        assert reader.stdout is not None
+        assert reader.stdout.readline() == "ready\n"
+        time.sleep(SETTLE_S)
+        before = _busy_s(publisher)
+        publisher.stdin.write("\n")
+        publisher.stdin.flush()
+        read_us = 1e6 * float(reader.stdout.readline()) / total
+        sent_us = 1e6 * (_busy_s(publisher) - before) / total
+    finally:
+        for process in (reader, publisher):
+            process.kill()
+            process.wait()
+    cores = FULL * rate / 1e6
+    print(f"reference: sending takes {sent_us:.1f} us of processor a batch, receiving and decoding alone "
+          f"{read_us:.1f}; {FULL:,} publishers at {rate:g} a second need {cores * sent_us:.1f} and "
+          f"{cores * read_us:.1f} such cores for that; the daemons take {daemons_us / read_us:.1f} times as much as "
+          "decoding alone", flush=True)
+
+
 # --- the daemons ---
 
 
@@ -126,15 +181,22 @@ def _busy_s(process: "subprocess.Popen[Any]") -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def measure(count: int, rate: float, seconds: float, shards: int, place: Path) -> bool:
-    """Publish, follow, print; True if every batch and block is accounted for."""
+def _publisher(count: int, rate: float, seconds: float) -> "subprocess.Popen[str]":
+    """The publishers' process, bound and waiting for a line."""
     publisher = subprocess.Popen(
-        [sys.executable, "-m", __spec__.name, "--publish", str(count), "--rate", str(rate), "--seconds", str(seconds)],
+        [sys.executable, "-m", __spec__.name, str(count), "--publish", "--rate", str(rate), "--seconds", str(seconds)],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
     )
-    assert publisher.stdin is not None
     assert publisher.stdout is not None
     assert publisher.stdout.readline() == "ready\n"
+    return publisher
+
+
+def measure(count: int, rate: float, seconds: float, shards: int, place: Path) -> tuple[bool, float]:
+    """Publish, follow, print; True if every batch and block is accounted for, and microseconds of processor a batch."""
+    publisher = _publisher(count, rate, seconds)
+    assert publisher.stdin is not None
+    assert publisher.stdout is not None
     addresses = [
         f"zmq:127.0.0.1:{FIRST_PORT + first}?ranks={min(RANKS, count - first)}" for first in range(0, count, RANKS)
     ]
@@ -157,14 +219,15 @@ def measure(count: int, rate: float, seconds: float, shards: int, place: Path) -
         told = json.loads(publisher.stdout.readline())
         kept = _compare(targets, told, count)
         took_s = time.monotonic() - began
-        for shard, (daemon, earlier) in enumerate(zip(daemons, before, strict=True), 1):
-            busy_s, batches = _busy_s(daemon) - earlier, told["sent"] / shards
+        busy = [_busy_s(daemon) - earlier for daemon, earlier in zip(daemons, before, strict=True)]
+        for shard, (daemon, busy_s) in enumerate(zip(daemons, busy, strict=True), 1):
+            batches = told["sent"] / shards
             each_us = 1e6 * busy_s / batches
             print(f"shard {shard}/{shards}: {batches / took_s:,.0f} batches a second, {busy_s / took_s:.0%} of a core, "
                   f"{_most_mb(daemon):,.0f} MB, "
                   f"{each_us:.1f} us of processor a batch; {FULL:,} publishers at {rate:g} a second need "
                   f"{FULL * rate * each_us / 1e6:.1f} such cores", flush=True)
-        return kept
+        return kept, 1e6 * sum(busy) / told["sent"]
     finally:
         for process in (*daemons, publisher):
             process.kill()
@@ -199,12 +262,17 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--shards", type=int, default=1)
     parser.add_argument("--publish", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--decode", type=int, help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.publish:
         publish(asked.publishers, asked.rate, asked.seconds)
         return
+    if asked.decode:
+        decode(asked.publishers, asked.decode)
+        return
     with tempfile.TemporaryDirectory(prefix="kvbm-") as scratch:
-        kept = measure(asked.publishers, asked.rate, asked.seconds, asked.shards, Path(scratch))
+        kept, each_us = measure(asked.publishers, asked.rate, asked.seconds, asked.shards, Path(scratch))
+    reference(asked.publishers, asked.rate, asked.seconds, each_us)
     sys.exit(0 if kept else 1)
 
 

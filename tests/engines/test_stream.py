@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from kvbm_console.core.audit import audit
+from kvbm_console.core.columns import unpack_hashes
 from kvbm_console.core.config import LeaderConfig
 from kvbm_console.core.events import BlocksSeen, Event, SourceLost, StimulusRejected
 from kvbm_console.core.ids import AGE_BOUNDS_NS, EMPTY_HASH, ResetMode, Tier
@@ -295,6 +296,81 @@ def test_the_facts_are_the_recount_whatever_the_order(batches: list[list[Any]]) 
     for (_, _, medium), here in house.recount.nonempty().items():
         left[medium] += sum(here.values())
     assert {medium: count for medium, count in house.stream.resident_blocks().items() if count} == left
+
+
+MESSAGE = some.tuples(
+    some.lists(EVENT, max_size=6), some.sampled_from([0.0, 0.02, 0.06]), some.sampled_from([1, 1, 1, 2]),
+    some.integers(0, 1), some.booleans(),
+)
+"""Events, seconds behind the message before, step of the number, rank, and whether another message waits."""
+
+
+def _heard(messages: list[Any], *, together: bool) -> House:
+    house, ts = House(snapshots=False), 1.0
+    for events, later_s, step, rank, more in messages:
+        ts += later_s
+        house.seq += step
+        payload = batch(*events, ts=ts, dp_rank=rank)
+        house.recount.take(payload)
+        house.stream.accept(house.seq, payload, more=together and more)
+    house.stream.flush()
+    house.check()
+    return house
+
+
+def _stays(house: House) -> dict[tuple[int, int], list[bool]]:
+    """For each block of each pool, whether it came or went, in order."""
+    found: dict[tuple[int, int], list[bool]] = {}
+    for event in house.of(BlocksSeen):
+        gone, new = unpack_hashes(event.removed), unpack_hashes(event.stored)
+        assert set(gone).isdisjoint(new)
+        for keys, came in ((gone, False), (new, True)):
+            for key in keys:
+                found.setdefault((event.pool, key), []).append(came)
+    return found
+
+
+@given(some.lists(MESSAGE, max_size=10))
+def test_messages_that_wait_together_tell_what_they_tell_one_by_one(messages: list[Any]) -> None:
+    apart, joined = _heard(messages, together=False), _heard(messages, together=True)
+    assert _stays(joined) == _stays(apart)
+    assert joined.stream.counts == apart.stream.counts
+    mine, theirs = joined.dispatcher.leader.state, apart.dispatcher.leader.state
+    assert [pool.info for pool in mine.pools] == [pool.info for pool in theirs.pools]
+    assert (mine.lost_sources, mine.totals.evicted_blocks) == (theirs.lost_sources, theirs.totals.evicted_blocks)
+    for one, other in zip(mine.pools, theirs.pools, strict=True):
+        assert one.chains is not None
+        assert other.chains is not None
+        assert (one.chains.marks, one.chains.stored_blocks) == (other.chains.marks, other.chains.stored_blocks)
+        assert sum(one.chains.again.values()) == sum(other.chains.again.values())
+
+
+def _joined(*messages: list[Any], apart_s: float = 0.01) -> list[list[int]]:
+    """The stored blocks of each event that these messages become."""
+    house = House()
+    for at, events in enumerate(messages):
+        house.stream.accept(at, batch(*events, ts=1.0 + at * apart_s), more=True)
+    house.stream.flush()
+    return [unpack_hashes(event.stored) for event in house.of(BlocksSeen)]
+
+
+def test_messages_of_one_pool_within_50_ms_are_one_event() -> None:
+    assert _joined([stored(1)], [stored(2, 3, parent_block_hash=1)], [stored(4)]) == [[1, 2, 3, 4]]
+    assert _joined([stored(1)], [stored(2)], [stored(3)], apart_s=0.03) == [[1, 2], [3]]
+    assert _joined([stored(1)], [removed(1)], [stored(1)]) == [[1], [], [1]]
+    assert _joined([stored(1)], [stored(2)], [stored(2, medium="CPU")], [stored(3)]) == [[1, 2], [2], [3]]
+    assert _joined([stored(1)], [stored(2), stored(2, medium="CPU")], [stored(3)]) == [[1, 2], [2], [3]]
+
+
+def test_a_report_tells_the_time_of_its_last_message() -> None:
+    house = House()
+    for seq, ts in enumerate((1.0, 1.03)):
+        house.stream.accept(seq, batch(stored(seq + 1), ts=ts), more=True)
+    assert not house.of(BlocksSeen)
+    house.stream.lose(2, 2)
+    (seen,) = house.of(BlocksSeen)
+    assert (seen.age_ns, unpack_hashes(seen.stored)) == (-30_000_000, [1, 2])
+    assert [type(event) for event in house.events[-2:]] == [BlocksSeen, SourceLost]
 
 
 def test_a_large_pool_costs_no_more_per_report_than_a_small_one() -> None:

@@ -39,6 +39,8 @@ from server.questions import (
 )
 from tests.server.daemons import daemon_at, process, socket_directory
 
+NICEST = 19
+"""The lowest priority of Linux; the tests may run at it."""
 WORK_NS = 1_000_000
 MAIN = "from kvbm_console.cli.main import main; main()"
 
@@ -361,5 +363,5 @@ def test_threads_of_the_rpc_library_give_way_to_the_loop() -> None:
         threads = [int(name) for name in os.listdir(f"/proc/{daemon.pid}/task")]
         nice = {thread: os.getpriority(os.PRIO_PROCESS, thread) for thread in threads}
         mine = nice.pop(daemon.pid)
-        assert mine == os.getpriority(os.PRIO_PROCESS, 0) + 3
-        assert Counter(nice.values())[mine + RPC_NICE] >= 5
+        assert mine == min(NICEST, os.getpriority(os.PRIO_PROCESS, 0) + 3)
+        assert Counter(nice.values())[min(NICEST, mine + RPC_NICE)] >= 5

@@ -576,6 +576,7 @@ def _() -> Iterator[None]:
 @mutant("blocks-of-a-publishers-former-life-stay", "streams", "publisher_killed", first=7, within=2, quick=False)
 def _() -> Iterator[None]:
     def restart(self: stream.EventStream) -> None:
+        self.flush()
         self.counts.restarts += 1
         self._gone = False
         self._begin()
@@ -586,7 +587,7 @@ def _() -> Iterator[None]:
 
 @mutant("a-loss-of-messages-is-not-told", "streams", "stream_cut publisher_frozen", first=7, within=2, quick=False)
 def _() -> Iterator[None]:
-    with instead(stream.EventStream, "_gap", lambda self, first, last: None):
+    with instead(stream.EventStream, "_gap", lambda self, first, last: self.flush()):
         yield
 
 
@@ -594,10 +595,13 @@ def _() -> Iterator[None]:
 def _() -> Iterator[None]:
     real = stream.EventStream.accept
 
-    def accept(self: stream.EventStream, seq: int, payload: bytes, *, replayed: bool = False) -> None:
-        real(self, seq, payload, replayed=replayed)
+    def accept(
+        self: stream.EventStream, seq: int, payload: bytes, *, replayed: bool = False, more: bool = False
+    ) -> None:
+        real(self, seq, payload, replayed=replayed, more=more)
         if replayed:
             self._apply(seq, stream.decode(payload)[0], replayed)
+            self.flush()
 
     with instead(stream.EventStream, "accept", accept):
         yield

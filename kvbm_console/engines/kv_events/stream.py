@@ -4,6 +4,9 @@ The numbers of the messages show losses: a step forward is a loss, a step back i
 above 0 is a late join. Each message becomes a report for each pool that it changes. A pool is declared at its first
 message, by (data-parallel rank, group, medium).
 
+Messages that wait together and change one and the same pool become one report, because a report costs three times as
+much as the blocks of a message. Such a report has the time of its last message, and no block comes and goes within it.
+
 Law of this file: the leader hears of every message that did not arrive, could not be read or did not fit, as a gap of
 this source. So no count that may be wrong is shown as certain.
 """
@@ -43,8 +46,15 @@ POOL_BLOCKS_MAX: Final = 2**22
 """Resident blocks of one pool: 64 million tokens of 16, ten times the largest host tier."""
 TIME_MAX_S: Final = 4.5e9
 """Seconds since 1970 in the year 2112; a larger number is no time."""
+JOIN_S: Final = 0.05
+"""The longest time between the first and the last message of a report."""
+JOIN_BLOCKS_MAX: Final = 4_096
+"""Blocks of a report that takes no further message."""
 SEQ_MAX: Final = 2**62
 """A number beyond this is no count of messages."""
+
+
+_NONE: Final[frozenset[int]] = frozenset()
 
 
 class StreamCounts(msgspec.Struct):
@@ -89,9 +99,9 @@ class SourceStatus(msgspec.Struct):
 
 
 class _Report:
-    """The changes of one batch to one pool, in the order of a report: removed, then stored."""
+    """Changes to one pool, in the order of a report: removed, then stored."""
 
-    __slots__ = ("chains", "checked", "marks", "parents", "recent", "removed", "stored")
+    __slots__ = ("chains", "gone", "marks", "new", "parents", "removed", "stored")
 
     def __init__(self) -> None:
         self.chains: list[int] = []
@@ -100,8 +110,10 @@ class _Report:
         """Marks of ``stored``, by their position there."""
         self.stored: list[int] = []
         self.removed: list[int] = []
-        self.recent: set[int] = set()
-        self.checked = 0
+        self.new: set[int] = set()
+        """The blocks of ``stored``."""
+        self.gone: set[int] = set()
+        """The blocks of ``removed``."""
 
     def add(self, event: Stored) -> None:
         """A chain was stored."""
@@ -109,17 +121,17 @@ class _Report:
             self.stored += event.hashes
             self.chains.append(len(event.hashes))
             self.parents.append(event.parent or EMPTY_HASH)
+            self.new.update(event.hashes)
+
+    def remove(self, hashes: list[int]) -> None:
+        """These blocks were removed."""
+        self.removed += hashes
+        self.gone.update(hashes)
 
     def mark(self, marks: tuple[StoredMark, ...]) -> None:
         """The marks of a chain that comes next."""
         base = len(self.stored)
         self.marks += [StoredMark(base + at, content, context) for at, content, context in marks]
-
-    def stored_here(self, hashes: list[int]) -> bool:
-        """True if this report stores one of these hashes, so another report must carry their removal."""
-        self.recent.update(self.stored[self.checked :])
-        self.checked = len(self.stored)
-        return not self.recent.isdisjoint(hashes)
 
 
 def _joined(events: list[CacheEvent]) -> Iterator[CacheEvent]:
@@ -171,6 +183,14 @@ class EventStream:
         self._unseen_below = False
         """True if messages were lost before a clear of the device, so tiers that no event named yet may have blocks."""
         self._wall = wall
+        self._open: dict[PoolKey, _Report] = {}
+        """The reports that were not sent yet."""
+        self._open_since: float | None = None
+        """The publisher's time of the first message of these reports, None if unknown."""
+        self._ts: float | None = None
+        """The same of the current message."""
+        self._before = False
+        """True while these reports have changes of messages in front of the current one."""
         self._origin: int | None = None
         """The publisher's time of the batch, in ns since 1970; None if unknown."""
         self._age_ns: int | None = 0
@@ -186,9 +206,21 @@ class EventStream:
         """True if this is the last accepted message, byte for byte, which proves the same incarnation."""
         return seq == self.next_seq - 1 and xxhash.xxh3_64_intdigest(payload) == self._last_digest
 
-    def accept(self, seq: int, payload: bytes, *, replayed: bool = False) -> None:
+    def accept(self, seq: int, payload: bytes, *, replayed: bool = False, more: bool = False) -> None:
         """Take a message, after the loss or the restart that its number shows. Repeated messages of a replay are left
-        out."""
+        out. With ``more`` the caller takes a further message or calls ``flush`` before anybody else looks."""
+        self._accept(seq, payload, replayed)
+        if not more:
+            self.flush()
+
+    def flush(self) -> None:
+        """Report what the messages so far have changed."""
+        if self._open:
+            reports, self._open, self._before, self._open_since = self._open, {}, False, self._ts
+            for place, report in reports.items():
+                self._send(place, report)
+
+    def _accept(self, seq: int, payload: bytes, replayed: bool) -> None:
         counts = self.counts
         if seq > SEQ_MAX:
             counts.bad_payloads += 1
@@ -240,12 +272,14 @@ class EventStream:
     def gone(self) -> None:
         """The publisher has ended, and its blocks are gone with it."""
         if not self._gone:
+            self.flush()
             self._gone = True
             self._begin()
             self._dispatcher.submit_from(self.source, None, st.SourceRestarted, True)
 
     def restart(self) -> None:
         """The publisher began again, and its earlier blocks are gone."""
+        self.flush()
         self.counts.restarts += 1
         self._gone = False
         self._begin()
@@ -258,6 +292,7 @@ class EventStream:
         self._unseen_below = False
 
     def _gap(self, first: int, last: int) -> None:
+        self.flush()
         self._cleared.clear()
         self.counts.gaps += 1
         self._dispatcher.submit_from(self.source, None, st.SourceGapped, first, last)
@@ -289,71 +324,98 @@ class EventStream:
         counts.events += len(batch.events)
         counts.unknown_events += batch.unknown
         counts.malformed_events += batch.malformed
-        ts = batch.ts
-        if ts is not None and 0 < ts < TIME_MAX_S:
-            self._origin, self._age_ns = round(ts * 1e9), round((self._wall() - ts) * 1e9)
-        else:
-            self._origin, self._age_ns = None, None if replayed else 0
-        refused = counts.refused_blocks
+        self._begin_batch(batch.ts, replayed)
         if batch.lost:
             self._gap(seq, seq)
         rank = self.dp_rank if batch.dp_rank is None else batch.dp_rank
-        reports = defaultdict[PoolKey, _Report](_Report)
-        for event in _joined(batch.events):
-            self._take(rank, event, reports)
-        for place, report in reports.items():
-            self._send(place, report)
-        if batch.malformed or counts.refused_blocks != refused:
+        taken = [self._take(rank, event) for event in _joined(batch.events)]
+        if batch.malformed or not all(taken):
             self._gap(seq, seq)
+        blocks = sum(len(report.stored) + len(report.removed) for report in self._open.values())
+        if len(self._open) > 1 or blocks > JOIN_BLOCKS_MAX:
+            self.flush()  # of several pools each report is of one message, so that their changes stay in order
 
-    def _take(self, rank: int, event: CacheEvent, reports: defaultdict[PoolKey, _Report]) -> None:
+    def _begin_batch(self, ts: float | None, replayed: bool) -> None:
+        """Know the time of a batch, and report the changes before it if it comes too late to join them."""
+        ts = ts if ts is not None and 0 < ts < TIME_MAX_S else None
+        if self._open:
+            since = self._open_since
+            if ts is None or since is None or abs(ts - since) > JOIN_S:
+                self.flush()
+        self._before, self._ts = bool(self._open), ts
+        if not self._open:
+            self._open_since = ts
+        if ts is not None:
+            self._origin, self._age_ns = round(ts * 1e9), round((self._wall() - ts) * 1e9)
+        else:
+            self._origin, self._age_ns = None, None if replayed else 0
+
+    def _take(self, rank: int, event: CacheEvent) -> bool:
+        """Add an event to the open reports; False for blocks of one pool too many."""
         if isinstance(event, Cleared):
-            for place, report in reports.items():
-                self._send(place, report)
-            reports.clear()
+            self.flush()
             self._clear(rank, event)
-            return
+            return True
         place = rank, event.group, event.medium
         if isinstance(event, Stored):
             if place not in self._pools and not self._declare(place, event.block_tokens):
                 self.counts.refused_blocks += len(event.hashes)
-                return
-            report = reports[place]
-            if self._may_restate(place, event, report):
+                return not event.hashes
+            if self._may_restate(place, event):
                 self._gap(self.counts.last_seq, self.counts.last_seq)
+            report = self._report_of(place)
+            if not report.gone.isdisjoint(event.hashes):
+                report = self._next_report(place)
             if event.marks and not self._contexts:
                 self._contexts = any(mark.context for mark in event.marks)
             if self._contexts:  # content is of use only beside a context
                 report.mark(event.marks or event.opening())
             report.add(event)
-            return
+            return True
         if place not in self._pools:
             self.counts.removed_blocks += len(event.hashes)
-            return  # no block was stored in this pool while we listened
-        report = reports[place]
-        if report.stored and report.stored_here(event.hashes):
-            self._send(place, report)
-            report = reports[place] = _Report()
-        report.removed += event.hashes
+            return True  # no block was stored in this pool while we listened
+        report = self._report_of(place)
+        if not report.new.isdisjoint(event.hashes):
+            report = self._next_report(place)
+        report.remove(event.hashes)
+        return True
 
-    def _may_restate(self, place: PoolKey, event: Stored, report: _Report) -> bool:
+    def _report_of(self, place: PoolKey) -> _Report:
+        """The open report of a pool."""
+        report = self._open.get(place)
+        if report is None:
+            if self._before:
+                self.flush()
+            report = self._open[place] = _Report()
+        return report
+
+    def _next_report(self, place: PoolKey) -> _Report:
+        """A new report of a pool, because no block comes and goes within one."""
+        self._send(place, self._open.pop(place))
+        report = self._open[place] = _Report()
+        return report
+
+    def _may_restate(self, place: PoolKey, event: Stored) -> bool:
         """True if the device already holds the beginning of an announced prompt, which puts its counts in doubt."""
         # With ``kv_cache_report_mode`` full these are the same blocks again, else new copies, and no event tells which.
         if event.parent is not None or len(event.hashes) < 2 or tier_of(event.medium) is not Tier.G1:
             return False
         state = self._dispatcher.leader.state
         held, first = state.pools[self._pools[place]].by_hash, event.hashes[0]
-        if (first not in held and first not in report.stored) or self.source in state.lost_sources:
+        report = self._open.get(place)
+        coming, going = (_NONE, _NONE) if report is None else (report.new, report.gone)
+        if (first not in held and first not in coming) or self.source in state.lost_sources:
             return False
-        pending = set(report.stored)
-        return all((key in held and key not in report.removed) or key in pending for key in event.hashes)
+        return all((key in held and key not in going) or key in coming for key in event.hashes)
 
     def _send(self, place: PoolKey, report: _Report) -> None:
         pool = self._pools[place]
         counts = self.counts
         counts.removed_blocks += len(report.removed)
         resident = self._dispatcher.leader.state.pools[pool].resident_blocks
-        if resident + len(report.stored) > POOL_BLOCKS_MAX:
+        full = resident + len(report.stored) > POOL_BLOCKS_MAX
+        if full:
             counts.refused_blocks += len(report.stored)
             kept, report = report, _Report()
             report.removed = kept.removed
@@ -361,6 +423,8 @@ class EventStream:
         if report.stored or report.removed:
             self._cleared.clear()
             self._report(pool, report, resident)
+        if full:
+            self._gap(counts.last_seq, counts.last_seq)
 
     def _report(self, pool: int, report: _Report, resident: int) -> None:
         ghosts, age_ns = self._ghosts[pool], self._age_ns

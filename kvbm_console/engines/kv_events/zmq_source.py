@@ -68,9 +68,8 @@ PAUSE_MOST_S: Final = 2.0
 that publishes, and an engine waits while the queue of that thread is full. So replays take at most a fifth of that
 thread. A request names only its first batch, so a replay cannot be split into smaller pieces."""
 SLICE_S: Final = 0.002
-"""Time for messages of a publisher before other tasks of the loop have their turn."""
-TURN_S: Final = 0.02
-"""Time for the messages of all publishers in a turn of the loop. Questions need some turns for an answer."""
+"""Time for the messages of one publisher in a turn of the loop, which no other publisher has. Questions need some turns
+for an answer, and messages that are taken together cost less."""
 GATHER_S: Final = 0.05
 """An engine that works publishes a hundred times a second. Messages that come within this time behind another are taken
 together, because waking up for each takes a third of what a message costs."""
@@ -108,6 +107,10 @@ def new_context(publishers: int) -> "zmq.asyncio.Context":
     context.max_sockets = least + OTHER_FILES
     context.set(ZERO_COPY_RECV, 0)
     return context
+
+
+_Message = tuple[bytes, int, bytes, int | None]
+"""Topic, number, payload, and the connection by which it came if we bind."""
 
 
 class _Line:
@@ -204,7 +207,7 @@ class ZmqSource:
         self, publisher: Publisher, taker: Callable[[str], EventStream], *,
         on_frame: Callable[[CaptureFrame], None] | None = None,
         monotonic: Callable[[], float] = time.monotonic, wall: Callable[[], float] = time.time,
-        replay_idle_s: float = REPLAY_IDLE_S, slice_s: float = SLICE_S,
+        replay_idle_s: float = REPLAY_IDLE_S, turn: asyncio.Lock | None = None,
     ) -> None:
         self.publisher = publisher
         self.status = SourceStatus()
@@ -220,7 +223,8 @@ class ZmqSource:
         self._on_frame = on_frame
         self._monotonic, self._wall = monotonic, wall
         self._replay_idle_s = replay_idle_s
-        self._slice_s = slice_s
+        self._turn = asyncio.Lock() if turn is None else turn
+        """Held for a turn of the loop, by one of the sources that share it."""
         self._no_replay_before = 0.0
         self._pause_until = 0.0
         self._connections: set[int] = set()
@@ -404,34 +408,68 @@ class ZmqSource:
         if self._may_replay():
             async with self._taking:
                 await self._catch_up(self._lines[b""])  # a quiet engine publishes nothing until its next step
-        turn_ends = self._monotonic() + self._slice_s
-        bound = self.publisher.bind
         # The same socket without asyncio's futures, which took a quarter of the time of a batch.
         plain: Any = zmq.Socket.shadow(sub)
-        came = False
+        frames: Any = None
         while True:
-            try:
-                frames = plain.recv_multipart(zmq.DONTWAIT, copy=not bound)
-            except zmq.Again:
-                if came:
-                    came = False
-                    await asyncio.sleep(GATHER_S)
-                    continue
-                frames = await sub.recv_multipart(copy=not bound)
-            came = True
-            parts, connection = frames, None
-            if bound:  # a frame knows by which connection it came
-                parts, connection = [frame.bytes for frame in frames], frames[-1].get(zmq.SRCFD)
-            self.status.messages += 1
-            if len(parts) != 3 or len(parts[1]) != SEQ_BYTES:
-                self.status.bad_messages += 1
-                continue
-            topic, number, payload = parts
-            async with self._taking:
-                await self._take(topic, int.from_bytes(number, "big"), payload, connection)
-            if self._monotonic() >= turn_ends:
-                await asyncio.sleep(0)
-                turn_ends = self._monotonic() + self._slice_s
+            if frames is None:
+                frames = await sub.recv_multipart(copy=False)
+            async with self._turn:
+                apart, frames = self._take_waiting(plain, frames)
+                await asyncio.sleep(0)  # others have their turn
+            if apart is not None:
+                async with self._taking:
+                    await self._take_behind(*apart)
+            elif frames is None:
+                await asyncio.sleep(GATHER_S)
+            if frames is None:
+                frames = self._next(plain)
+
+    def _take_waiting(self, plain: Any, frames: Any) -> tuple[_Message | None, Any]:
+        """Take this message and those that wait, for ``SLICE_S`` at most.
+
+        Returns a message that must wait for a replay, and the frames of the next message that was not taken.
+        """
+        ends = self._monotonic() + SLICE_S
+        apart = None
+        while frames is not None and apart is None:
+            message = self._message(frames)
+            if message is not None:
+                if self._taking.locked() or self._is_behind(message):
+                    apart = message
+                else:
+                    self._take(*message)
+            frames = None if apart is not None else self._next(plain)
+            if self._monotonic() >= ends:
+                break
+        self._flush()
+        return apart, frames
+
+    def _next(self, plain: Any) -> Any:
+        """The frames of the next message; None if none waits."""
+        try:
+            frames = [plain.recv(zmq.DONTWAIT, copy=False)]
+        except zmq.Again:
+            return None
+        while frames[-1].more:  # half the time of ``recv_multipart``, which asks the socket for an option each time
+            frames.append(plain.recv(copy=False))
+        return frames
+
+    def _message(self, frames: Any) -> _Message | None:
+        """What these frames say; None if they are no message of a publisher."""
+        parts = [frame.bytes for frame in frames]
+        # If we bind: a frame knows by which connection it came.
+        connection = frames[-1].get(zmq.SRCFD) if self.publisher.bind else None
+        self.status.messages += 1
+        if len(parts) != 3 or len(parts[1]) != SEQ_BYTES:
+            self.status.bad_messages += 1
+            return None
+        return parts[0], int.from_bytes(parts[1], "big"), parts[2], connection
+
+    def _flush(self) -> None:
+        """Report what was taken, before others have their turn."""
+        for taker in self.takers:
+            taker.flush()
 
     def _line_of(self, topic: bytes) -> _Line | None:
         """The line of a message, None when there are too many."""
@@ -445,31 +483,39 @@ class ZmqSource:
         self.takers.append(self._make_taker(topic))
         return _Line(self.takers[-1])
 
-    async def _take(self, topic: bytes, seq: int, payload: bytes, connection: int | None) -> None:
+    def _is_behind(self, message: _Message) -> bool:
+        """True if messages in front of this one may be had by a replay."""
+        topic, seq, payload, _ = message
+        line = self._line_of(topic)
+        return line is not None and seq != line.taker.next_seq and self._may_replay() and not line.has(seq, payload)
+
+    async def _take_behind(self, topic: bytes, seq: int, payload: bytes, connection: int | None) -> None:
+        """Take a message behind those that a replay brings."""
+        line = self._line_of(topic)
+        if line is not None and self._is_behind((topic, seq, payload, connection)):
+            if seq < line.taker.next_seq:
+                line.taker.restart()
+            await self._catch_up(line)
+        self._take(topic, seq, payload, connection)
+        self._flush()
+
+    def _take(self, topic: bytes, seq: int, payload: bytes, connection: int | None) -> None:
         line = self._line_of(topic)
         if line is None:
             self.status.bad_messages += 1
             return
-        taker = line.taker
         if connection is not None:
-            line.connection, taker.away = connection, False
+            line.connection, line.taker.away = connection, False
             if connection not in self._connections:  # the message waited in the socket while its connection closed
                 self._look_for_ended()
-        if line.has(seq, payload):
-            return
-        if seq != taker.next_seq and self._may_replay():
-            if seq < taker.next_seq:
-                taker.restart()
-            await self._catch_up(line)
-            if line.has(seq, payload):
-                return
-        line.replayed = {}  # live messages come in order, so no replayed message comes again
-        self._hand_over(line, topic, seq, payload, replayed=False)
+        if not line.has(seq, payload):
+            line.replayed = {}  # live messages come in order, so no replayed message comes again
+            self._hand_over(line, topic, seq, payload, replayed=False)
 
     def _hand_over(self, line: _Line, topic: bytes, seq: int, payload: bytes, *, replayed: bool) -> None:
         if self._on_frame is not None:
             self._on_frame(CaptureFrame(self._wall(), topic, seq, payload))
-        line.taker.accept(seq, payload, replayed=replayed)
+        line.taker.accept(seq, payload, replayed=replayed, more=not replayed)
 
     # --- replay ---
 
@@ -482,6 +528,7 @@ class ZmqSource:
     async def _catch_up(self, line: _Line) -> None:
         """Replay from the next message on and hand the messages over; the taker hears of missing messages."""
         taker = line.taker
+        taker.flush()
         want = taker.next_seq
         replay = await self._fetch(max(0, want - 1))
         first = replay.messages[0] if replay.messages else None
@@ -490,13 +537,13 @@ class ZmqSource:
         if want > 0 and (replay.complete if first is None else first[0] == want - 1 and not taker.is_last(*first)):
             taker.restart()  # the message before is gone or has other bytes, so this is a new incarnation
             replay = await self._fetch(0)
-        turn_ends = self._monotonic() + self._slice_s
+        turn_ends = self._monotonic() + SLICE_S
         for seq, payload in replay.messages:
             if seq >= taker.next_seq:
                 self._hand_over(line, self.publisher.topic.encode(), seq, payload, replayed=True)
             if self._monotonic() >= turn_ends:
                 await asyncio.sleep(0)
-                turn_ends = self._monotonic() + self._slice_s
+                turn_ends = self._monotonic() + SLICE_S
         line.replayed = {seq: _digest(payload) for seq, payload in replay.messages}
 
     async def _fetch(self, start: int) -> _Replayed:
@@ -532,16 +579,16 @@ AnySource = ZmqSource | PullSource | LmcacheSource
 
 def source_of(
     publisher: Publisher, taker: Callable[[str], EventStream], *,
-    on_frame: Callable[[CaptureFrame], None] | None = None, beside: int = 1,
+    on_frame: Callable[[CaptureFrame], None] | None = None, turn: asyncio.Lock | None = None,
 ) -> AnySource:
-    """The source that follows an address, one of ``beside`` on this loop."""
+    """The source that follows an address. Those of a loop share its ``turn``."""
     match publisher.endpoint.partition(":")[0]:
         case "http" | "https":
             return PullSource(publisher, taker, on_frame=on_frame)
         case "grpc":
             return LmcacheSource(publisher, taker, on_frame=on_frame)
         case _:
-            return ZmqSource(publisher, taker, on_frame=on_frame, slice_s=min(SLICE_S, TURN_S / beside))
+            return ZmqSource(publisher, taker, on_frame=on_frame, turn=turn)
 
 
 # --- all the publishers of a daemon ---
@@ -574,6 +621,7 @@ class Streams:
         self._dispatcher, self._new_source = dispatcher, new_source
         self._context: Any = None
         self._publishers = publishers
+        self._turn = asyncio.Lock()
         self.sources = [self._source(publisher) for publisher in publishers]
         self.scrapers = [
             Scraper(url, partial(self._ranks, url))
@@ -588,7 +636,7 @@ class Streams:
             self._dispatcher.submit(NoteReported, Note.ENGINE_SUMMARY, queue_note(source, publisher.queue_batches_max))
             return EventStream(self._dispatcher, source, dp_rank=publisher.dp_rank, label=label)
 
-        return source_of(publisher, taker, beside=len(self._publishers))
+        return source_of(publisher, taker, turn=self._turn)
 
     def _ranks(self, url: str) -> Iterator[ScrapedRank]:
         """The publishers that the metrics at ``url`` describe. Of engines that connect to us no rank is known."""

@@ -322,9 +322,7 @@ def _stays(house: House) -> dict[tuple[int, int], list[bool]]:
     """For each block of each pool, whether it came or went, in order."""
     found: dict[tuple[int, int], list[bool]] = {}
     for event in house.of(BlocksSeen):
-        gone, new = unpack_hashes(event.removed), unpack_hashes(event.stored)
-        assert set(gone).isdisjoint(new)
-        for keys, came in ((gone, False), (new, True)):
+        for keys, came in ((unpack_hashes(event.removed), False), (unpack_hashes(event.stored), True)):
             for key in keys:
                 found.setdefault((event.pool, key), []).append(came)
     return found

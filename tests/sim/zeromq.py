@@ -43,10 +43,11 @@ PASSED: Final = (
 
 
 class Frame:
-    """A part of a message that was asked for without a copy."""
+    """A part of a message that was asked for without a copy; ``more`` parts follow."""
 
-    def __init__(self, data: bytes, number: int) -> None:
+    def __init__(self, data: bytes, number: int, more: bool) -> None:
         self.bytes = data
+        self.more = more
         self._number = number
 
     def get(self, option: int) -> int:
@@ -319,7 +320,7 @@ class Socket:
         parts, talk = found
         if self.kind == zmq.ROUTER:
             return [b"%d" % talk.number, *parts]
-        return parts if copy else [Frame(part, talk.number) for part in parts]
+        return parts if copy else [Frame(part, talk.number, at < len(parts)) for at, part in enumerate(parts, 1)]
 
     async def recv_multipart(self, copy: bool = True) -> list[Any]:
         """The next message."""
@@ -365,14 +366,17 @@ class Shadow:
 
     def __init__(self, socket: Socket) -> None:
         self._socket = socket
+        self._frames: list[Frame] = []
 
-    def recv_multipart(self, flags: int, copy: bool = True) -> list[Any]:
-        """The next message. Raises ``Again`` if there is none."""
-        assert flags == zmq.DONTWAIT
-        found = self._socket.take(copy)
-        if found is None:
-            raise zmq.Again
-        return found
+    def recv(self, flags: int = 0, copy: bool = True) -> Frame:
+        """The next part of a message. Raises ``Again`` if there is none."""
+        assert not copy
+        if not self._frames:
+            assert flags == zmq.DONTWAIT
+            self._frames = self._socket.take(copy) or []
+            if not self._frames:
+                raise zmq.Again
+        return self._frames.pop(0)
 
 
 class Context:

@@ -5,7 +5,8 @@ above 0 is a late join. Each message becomes a report for each pool that it chan
 message, by (data-parallel rank, group, medium).
 
 Messages that wait together and change one and the same pool become one report, because a report costs three times as
-much as the blocks of a message. Such a report has the time of its last message, and no block comes and goes within it.
+much as the blocks of a message. Such a report has the time of its last message. What one message changes and a later
+one changes back is told by two reports.
 
 Law of this file: the leader hears of every message that did not arrive, could not be read or did not fit, as a gap of
 this source. So no count that may be wrong is shown as certain.
@@ -54,9 +55,6 @@ SEQ_MAX: Final = 2**62
 """A number beyond this is no count of messages."""
 
 
-_NONE: Final[frozenset[int]] = frozenset()
-
-
 class StreamCounts(msgspec.Struct):
     """Counts of one publisher. Times are nanoseconds on the service's clock."""
 
@@ -101,7 +99,7 @@ class SourceStatus(msgspec.Struct):
 class _Report:
     """Changes to one pool, in the order of a report: removed, then stored."""
 
-    __slots__ = ("chains", "gone", "marks", "new", "parents", "removed", "stored")
+    __slots__ = ("chains", "gone", "marks", "new", "parents", "removed", "seen", "stored")
 
     def __init__(self) -> None:
         self.chains: list[int] = []
@@ -113,7 +111,9 @@ class _Report:
         self.new: set[int] = set()
         """The blocks of ``stored``."""
         self.gone: set[int] = set()
-        """The blocks of ``removed``."""
+        """The blocks that earlier messages removed."""
+        self.seen = 0
+        """The blocks of ``removed`` that are in ``gone``."""
 
     def add(self, event: Stored) -> None:
         """A chain was stored."""
@@ -123,10 +123,10 @@ class _Report:
             self.parents.append(event.parent or EMPTY_HASH)
             self.new.update(event.hashes)
 
-    def remove(self, hashes: list[int]) -> None:
-        """These blocks were removed."""
-        self.removed += hashes
-        self.gone.update(hashes)
+    def go_on(self) -> None:
+        """Another message follows."""
+        self.gone.update(self.removed[self.seen :])
+        self.seen = len(self.removed)
 
     def mark(self, marks: tuple[StoredMark, ...]) -> None:
         """The marks of a chain that comes next."""
@@ -345,6 +345,8 @@ class EventStream:
         self._before, self._ts = bool(self._open), ts
         if not self._open:
             self._open_since = ts
+        for report in self._open.values():
+            report.go_on()
         if ts is not None:
             self._origin, self._age_ns = round(ts * 1e9), round((self._wall() - ts) * 1e9)
         else:
@@ -378,7 +380,7 @@ class EventStream:
         report = self._report_of(place)
         if not report.new.isdisjoint(event.hashes):
             report = self._next_report(place)
-        report.remove(event.hashes)
+        report.removed += event.hashes
         return True
 
     def _report_of(self, place: PoolKey) -> _Report:
@@ -391,7 +393,7 @@ class EventStream:
         return report
 
     def _next_report(self, place: PoolKey) -> _Report:
-        """A new report of a pool, because no block comes and goes within one."""
+        """A new report of a pool: a report tells what is gone before what is new."""
         self._send(place, self._open.pop(place))
         report = self._open[place] = _Report()
         return report
@@ -403,11 +405,10 @@ class EventStream:
             return False
         state = self._dispatcher.leader.state
         held, first = state.pools[self._pools[place]].by_hash, event.hashes[0]
-        report = self._open.get(place)
-        coming, going = (_NONE, _NONE) if report is None else (report.new, report.gone)
-        if (first not in held and first not in coming) or self.source in state.lost_sources:
+        report = self._open.get(place) or _Report()
+        if (first not in held and first not in report.new) or self.source in state.lost_sources:
             return False
-        return all((key in held and key not in going) or key in coming for key in event.hashes)
+        return all((key in held and key not in report.removed) or key in report.new for key in event.hashes)
 
     def _send(self, place: PoolKey, report: _Report) -> None:
         pool = self._pools[place]

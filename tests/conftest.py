@@ -18,7 +18,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 settings.register_profile(
     "default", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow],
-    max_examples=100 if os.environ.get("KVBM_FULL") else 60,
+    max_examples=100 if os.environ.get("KVBM_FULL") else 40,
 )
 settings.register_profile("full", parent=settings.get_profile("default"), max_examples=2_000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))

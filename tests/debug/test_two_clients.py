@@ -30,7 +30,7 @@ from kvbm_console.debug.sessions import Session, Sessions
 from kvbm_console.dispatch import Dispatcher, start_leader
 
 FULL = bool(os.environ.get("KVBM_FULL"))
-INTERLEAVINGS = 10_000 if FULL else 300
+INTERLEAVINGS = 10_000 if FULL else 150
 CALLERS = 3
 TURNS = 14
 SITES = (Site.CALL_WILL, Site.CALL_DID, Site.TRANSITION_DID)

@@ -254,7 +254,7 @@ def test_a_window_is_as_large_as_the_blocks_that_requests_gave_back_say(tmp_path
     assert document["prefix_hit_rate"] == run.hit_rate
 
 
-@pytest.mark.parametrize("first", range(1, 61 if FULL else 41, 20))
+@pytest.mark.parametrize("first", range(1, 61 if FULL else 21, 20))
 def test_the_window_of_a_further_group_lies_below_its_bound(first: int) -> None:
     """The simulated engine tells of such a group what a tap tells."""
     bounded = 0

@@ -31,7 +31,7 @@ from tests.simulator.loads import cloned, engine_of, load_of
 FULL = bool(os.environ.get("KVBM_FULL"))
 FIRST_SEED = int(os.environ.get("KVBM_SEED", "1"))
 TOGETHER = 20
-FEW = range(FIRST_SEED, FIRST_SEED + (60 if FULL else 40), TOGETHER)
+FEW = range(FIRST_SEED, FIRST_SEED + (60 if FULL else 20), TOGETHER)
 MANY = range(FIRST_SEED + 1_000, FIRST_SEED + (6_000 if FULL else 1_600), TOGETHER)
 POLICIES = ("simple_lru", "lrfu_auto", "lrfu", "lfu", "adaptive_lru", "frequency_based")
 SEEN = ("requests_cloned", "preemptions", "offloaded_blocks", "onboarded_blocks", "thrash_blocks", "evicted below")

@@ -53,7 +53,7 @@ def test_no_feed_breaks_the_leader() -> None:
     ))
 
 
-@pytest.mark.parametrize("first", range(0, 10_000 if FULL else 120, 20))
+@pytest.mark.parametrize("first", range(0, 10_000 if FULL else 60, 20))
 def test_long_lies_by_seed(first: int) -> None:
     """Walks of 300 stimuli come to states that the short runs of a search seldom reach."""
     for seed in range(first, first + 20):

@@ -176,7 +176,7 @@ def witness_of(seed: int, groups: int) -> Witness:
 
 
 @pytest.mark.parametrize("groups", [1, 2, 3])
-@pytest.mark.parametrize("first", range(1, 61 if FULL else 41, TOGETHER))
+@pytest.mark.parametrize("first", range(1, 61 if FULL else 21, TOGETHER))
 def test_a_request_holds_the_blocks_that_its_next_token_sees_and_finds_by_them(first: int, groups: int) -> None:
     seen: Counter[str] = Counter()
     for seed in range(first, first + TOGETHER):

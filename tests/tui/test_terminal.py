@@ -130,7 +130,10 @@ def attached(
 
 
 @pytest.mark.fault
-@pytest.mark.parametrize("how", ["q", "ctrl+c", "SIGTERM", "SIGHUP", "SIGINT", "SIGQUIT"])
+@pytest.mark.parametrize("how", [
+    "q", "ctrl+c", "SIGTERM", "SIGHUP",
+    pytest.param("SIGINT", marks=pytest.mark.slow), pytest.param("SIGQUIT", marks=pytest.mark.slow),
+])
 def test_f20_the_terminal_is_restored_and_the_daemon_goes_on(daemon: Daemon, how: str) -> None:
     with attached(daemon) as console:
         if how.startswith("SIG"):

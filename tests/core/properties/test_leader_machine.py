@@ -181,7 +181,7 @@ class LeaderMachine(RuleBasedStateMachine):
 @pytest.mark.parametrize("hosts", [1, 2, 3])
 def test_leader_machine(hosts: int) -> None:
     machine = type(f"LeaderMachine{hosts}", (LeaderMachine,), {"hosts": hosts})
-    examples, steps = (1_500, 80) if FULL else ({1: 100, 2: 40, 3: 30}[hosts], 40)
+    examples, steps = (1_500, 80) if FULL else ({1: 60, 2: 25, 3: 20}[hosts], 40)
     run_state_machine_as_test(
         machine,
         settings=settings(

@@ -132,8 +132,8 @@ def shrink(config: dict[str, Any], lines: list[Line], hosts: int, failure: Excep
 
 
 @pytest.mark.timeout(7_200 if FULL else 240)
-@pytest.mark.parametrize(("hosts", "walks"), [(1, 30 if not FULL else 1_500), (2, 6 if not FULL else 200),
-                                              (3, 6 if not FULL else 200)])
+@pytest.mark.parametrize(("hosts", "walks"), [(1, 16 if not FULL else 1_500), (2, 4 if not FULL else 200),
+                                              (3, 4 if not FULL else 200)])
 def test_random_walks(hosts: int, walks: int) -> None:
     for seed in range(FIRST_SEED, FIRST_SEED + walks):
         config, lines = walk(1_000_000 * hosts + seed, STEPS)

@@ -134,6 +134,9 @@ class _Report:
         self.marks += [StoredMark(base + at, content, context) for at, content, context in marks]
 
 
+_NOTHING: Final = _Report()
+
+
 def _joined(events: list[CacheEvent]) -> Iterator[CacheEvent]:
     """The events, with removals in a row from one place as one: vLLM sends an event for each block."""
     last: Removed | None = None
@@ -405,7 +408,7 @@ class EventStream:
             return False
         state = self._dispatcher.leader.state
         held, first = state.pools[self._pools[place]].by_hash, event.hashes[0]
-        report = self._open.get(place) or _Report()
+        report = self._open.get(place, _NOTHING)
         if (first not in held and first not in report.new) or self.source in state.lost_sources:
             return False
         return all((key in held and key not in report.removed) or key in report.new for key in event.hashes)

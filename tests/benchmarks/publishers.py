@@ -8,8 +8,7 @@ At the end the batches that daemons took, and those that they state as lost, are
 The rest is unexplained. The blocks that are left are compared with those that the publishers left, too. The exit status
 is 1 if any batch is lost or unexplained, or a block is wrong. Options: ``--rate``, ``--seconds``, ``--shards``.
 
-The reference receives the same batches again in a process that decodes them with ``msgspec`` and does nothing else. No
-follower in Python takes less.
+The reference receives the same batches again in a process that decodes them with ``msgspec`` and does nothing else.
 """
 
 import argparse
@@ -119,7 +118,10 @@ def decode(count: int, total: int) -> None:
     print("ready", flush=True)
     began_s, take = time.process_time(), msgspec.msgpack.Decoder().decode
     for _ in range(total):
-        take(socket.recv_multipart()[2])
+        frame = socket.recv(copy=False)
+        while frame.more:  # as the daemon does it: half the time of ``recv_multipart``
+            frame = socket.recv(copy=False)
+        take(frame.bytes)
     print(time.process_time() - began_s, flush=True)
     context.destroy(linger=0)
 

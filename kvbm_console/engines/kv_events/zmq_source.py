@@ -456,7 +456,7 @@ class ZmqSource:
         return frames
 
     def _message(self, frames: Any) -> _Message | None:
-        """What these frames say; None if they are no message of a publisher."""
+        """The message in these frames; None if they are none of a publisher."""
         parts = [frame.bytes for frame in frames]
         # If we bind: a frame knows by which connection it came.
         connection = frames[-1].get(zmq.SRCFD) if self.publisher.bind else None

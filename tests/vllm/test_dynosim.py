@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from kvbm_console.core.eviction.policy import PolicyConfig
-from kvbm_console.planning.options import SimulateOptions
+from kvbm_console.planning.options import OFFLOAD_THRESHOLD, SimulateOptions
 from kvbm_console.planning.report import row_of
 from kvbm_console.planning.run import simulate
 
@@ -31,12 +31,14 @@ Pair = tuple[dict[str, Any], dict[str, Any]]
 """A request as DynoSim and as we report it."""
 
 
-def load(seed: int, gap_ms: tuple[int, int], output_most: int = 600, tail: bool = True) -> list[dict[str, Any]]:
+def load(
+    seed: int, gap_ms: tuple[int, int], output_most: int = 600, tail: bool = True, requests: int = 60
+) -> list[dict[str, Any]]:
     """Requests of families that share the beginning of their prompts."""
     dice = random.Random(seed)
     families, key, at_ms = dice.randint(2, 8), 1_000, 0
     rows = []
-    for _ in range(60):
+    for _ in range(requests):
         full = dice.randint(1, 12)
         shared, family = dice.randint(0, full), dice.randrange(families) * 100
         less = dice.choice([0, 0, 1, 37, 300]) if tail else 200
@@ -50,7 +52,8 @@ def load(seed: int, gap_ms: tuple[int, int], output_most: int = 600, tail: bool 
 
 
 def both(
-    tmp_path: Path, rows: list[dict[str, Any]], *, device: int, host: int = 0, batch_tokens: int = 8_192
+    tmp_path: Path, rows: list[dict[str, Any]], *, device: int, host: int = 0, batch_tokens: int = 8_192,
+    threshold: float = 0.0,
 ) -> list[Pair]:
     """The requests of both reports, by arrival."""
     path = tmp_path / "load.jsonl"
@@ -68,7 +71,7 @@ def both(
     report = simulate(
         SimulateOptions(
             trace=f"mooncake:{path}", total_kv_blocks=device, block_size=BLOCK, kv_cpu_blocks=host,
-            kv_offload_threshold=0.0, policy=PolicyConfig(policy="simple_lru"), step_base=round(STEP_MS * 1e6),
+            kv_offload_threshold=threshold, policy=PolicyConfig(policy="simple_lru"), step_base=round(STEP_MS * 1e6),
             step_prefill_token=0, step_decode_request=0, max_num_batched_tokens=batch_tokens, stats_every=0,
         ),
         ended=lambda instance, record: ours.append(row_of(instance, record, BLOCK)),
@@ -125,3 +128,15 @@ def test_a_host_tier_that_evicts_gives_no_less(tmp_path: Path, seed: int, host: 
     theirs, ours = tiers_of(both(tmp_path, load(seed, ALONE_MS, 100, tail=False), device=16, host=host))
     assert [device for device, _ in theirs] == [device for device, _ in ours]
     assert sum(found for _, found in ours) >= sum(found for _, found in theirs)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(("device", "host"), [(16, 100), (16, 4_000), (36, 4_000)])
+def test_the_default_threshold_finds_within_half_a_point_as_much(
+    tmp_path: Path, seed: int, device: int, host: int
+) -> None:
+    """DynoSim copies all blocks. Loads are long: of 60 requests a lost prefix of four blocks would be a whole point."""
+    rows = load(seed, ALONE_MS, 100, tail=False, requests=400)
+    theirs, ours = tiers_of(both(tmp_path, rows, device=device, host=host, threshold=OFFLOAD_THRESHOLD))
+    fewer = sum(map(sum, theirs)) - sum(map(sum, ours))
+    assert 100 * fewer <= 0.5 * sum(row["input_length"] for row in rows)

@@ -37,7 +37,7 @@ import grpc
 import grpc.aio
 import msgspec
 
-from kvbm_console.client import Client
+from kvbm_console.client import Client, ControlSession
 from kvbm_console.client.access import Access
 from kvbm_console.service import LeaderService
 from kvbm_console.simulator.embedded import Rig, default_engine_config, default_leader_config, parse_workload
@@ -274,17 +274,12 @@ def cost_of(before: Spent, flood: Spent, behind: Spent) -> float:
     return round(1 - flood.engine / (flood.thread - other * flood.wall), 6)
 
 
-async def _renew(
-    address: str, token: Path, latencies: list[tuple[float, float]], opened: asyncio.Event, over: asyncio.Event
-) -> None:
-    access = Access.load(None, token)
-    async with Client(address, name="debugger", access=access) as client, client.control("d", lease=True) as session:
-        opened.set()
-        while not over.is_set():
-            began = time.monotonic()
-            await session.ask(RenewLease())
-            latencies.append((began, (time.monotonic() - began) * 1e3))
-            await asyncio.sleep(RENEW_S)
+async def _renew(session: ControlSession, latencies: list[tuple[float, float]], over: asyncio.Event) -> None:
+    while not over.is_set():
+        began = time.monotonic()
+        await session.ask(RenewLease())
+        latencies.append((began, (time.monotonic() - began) * 1e3))
+        await asyncio.sleep(RENEW_S)
 
 
 def p99(values: Sequence[float]) -> float:
@@ -311,12 +306,13 @@ async def measure(flood: str, pairs: int) -> Cost:
             await asyncio.sleep(WARM_S)
             turns = await _turns(asker, pairs)
             latencies: list[tuple[float, float]] = []
-            opened, over = asyncio.Event(), asyncio.Event()
-            renewals = asyncio.create_task(_renew(address, token, latencies, opened, over))
-            await asyncio.wait({renewals, asyncio.create_task(opened.wait())}, return_when=asyncio.FIRST_COMPLETED)
-            renewed = await _turns(asker, -(-pairs // 2))
-            over.set()
-            await renewals
+            over = asyncio.Event()
+            debugger = Client(address, name="debugger", access=Access.load(None, token))
+            async with debugger as client, client.control("d", lease=True) as session:
+                renewals = asyncio.create_task(_renew(session, latencies, over))
+                renewed = await _turns(asker, -(-pairs // 2))
+                over.set()
+                await renewals
             out, _ = await asker.communicate(b"")
             samples = list(SAMPLE.iter_unpack((place / "samples").read_bytes()))
         finally:

@@ -1,7 +1,7 @@
 """The LRU curve of a stream's admissions, sampled in bounded memory, and its points around the tiers of now.
 
-An admission asks for the blocks of its prompt and stores them. A request that ends stores its prompt and its answer,
-because an engine then frees these blocks together.
+An admission asks for the blocks of its prompt and stores them; one after a preemption stores them, and asks for
+nothing. A request that ends stores its prompt and its answer, because an engine then frees these blocks together.
 
 Law of this file: a point without an admission, or of a capacity that is not known, does not exist.
 """
@@ -56,7 +56,11 @@ class CurveFold(Visitor):
         return points
 
     def _scored(self, e: ev.PrefixScored, state: CacheState) -> None:
-        self.curve.add(state.slots[e.slot].hashes[: e.prompt_blocks])
+        prompt = state.slots[e.slot].hashes[: e.prompt_blocks]
+        if e.readmitted:
+            self.curve.store(prompt)
+        else:
+            self.curve.add(prompt)
 
     def _closed(self, e: ev.SlotClosed, state: CacheState) -> None:
         slot = state.slots[e.slot]

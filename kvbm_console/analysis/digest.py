@@ -235,6 +235,8 @@ class DigestFold(Visitor):
         self._misses.looked_up(e, state)
 
     def _scored(self, e: ev.PrefixScored, state: CacheState) -> None:
+        if e.readmitted:
+            return
         digest = self.digest
         self._scored_slots.add(e.slot)
         digest.prompt_blocks += e.prompt_blocks
@@ -245,7 +247,7 @@ class DigestFold(Visitor):
             digest.missing.add(miss.key, miss.blocks, UNKNOWN if miss.why is None else miss.why.label)
 
     def _lost(self, e: ev.HitsLost, state: CacheState) -> None:
-        if e.slot not in self._scored_slots:  # its hits came before all that the daemon remembers, or in a gap
+        if e.readmitted or e.slot not in self._scored_slots:  # its hits came before what is remembered, or in a gap
             return
         self.digest.hits[e.tier - 1] -= e.blocks
         self.digest.lost_blocks += e.blocks

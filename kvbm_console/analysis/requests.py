@@ -43,9 +43,9 @@ class RequestSummary(msgspec.Struct):
     life: Life
     """Its states with their times."""
     hits: list[int]
-    """Prompt blocks found in G1 to G4 at all admissions; those of failed loads are taken back."""
+    """Prompt blocks found in G1 to G4 at the first admission; those of failed loads are taken back."""
     scored_blocks: int = 0
-    """Prompt blocks of all admissions."""
+    """Prompt blocks of the first admission."""
     admissions: int = 0
     preemptions: int = 0
     lost_blocks: int = 0
@@ -170,14 +170,17 @@ class Requests(Visitor):
     def _scored(self, e: ev.PrefixScored, state: CacheState) -> None:
         summary = self._of[e.slot]
         summary.admissions += 1
+        if e.readmitted:
+            return
         summary.scored_blocks += e.prompt_blocks
         for tier, blocks in enumerate(e.hits):
             summary.hits[tier] += blocks
 
     def _lost(self, e: ev.HitsLost, state: CacheState) -> None:
         summary = self._of[e.slot]
-        summary.hits[e.tier - 1] -= e.blocks
-        summary.lost_blocks += e.blocks
+        if not e.readmitted:
+            summary.hits[e.tier - 1] -= e.blocks
+            summary.lost_blocks += e.blocks
 
     def _released(self, e: ev.HoldReleased, state: CacheState) -> None:
         self._of[e.slot].held_ns += e.held_ns

@@ -97,10 +97,10 @@ def compare(
     """Run policies and capacities side by side on one trace, next to belady, which knows the future.
 
     With --cache-only belady is the optimum. With an engine it is a reference: one pool as large as all tiers
-    together, requests one after the other, no time. A machine can have more hits than that, for example because a
-    preempted request finds its own blocks; "to reference" has a sign. A policy is best among those of the same
-    capacities; gap closed is the way from simple_lru to belady. Each setting with a host or disk tier is also run
-    without that tier, and the text says where first tokens come later with it.
+    together, requests one after the other, no time. A machine can have more hits than that, because it admits
+    requests in another order; "to reference" has a sign. A policy is best among those of the same capacities; gap
+    closed is the way from simple_lru to belady. Each setting with a host or disk tier is also run without that tier,
+    and the text says where first tokens come later with it.
     """
     from kvbm_console.planning.compare import grid, lru_curve
 

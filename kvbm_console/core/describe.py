@@ -171,7 +171,7 @@ def _describe(event: ev.AnyEvent, state: CacheState | None) -> str:
             return f"iteration {event.iteration:,}, {event.running} running, {event.waiting} waiting"
         case ev.PrefixScored():
             found = ", ".join(f"G{at + 1} {count}" for at, count in enumerate(event.hits) if count) or "no hit"
-            return f"{found} of {_blocks(event.prompt_blocks)}"
+            return f"{found} of {_blocks(event.prompt_blocks)}{', after a preemption' if event.readmitted else ''}"
         case ev.HitsLost():
             return f"{event.tier.name} {_blocks(event.blocks)}, back to token {event.position:,}"
         case ev.BreakpointsChanged():

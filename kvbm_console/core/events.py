@@ -39,11 +39,11 @@ from kvbm_console.core.ids import (
 
 KIND_NUMBER_BASE: Final = 100
 """The number of a kind in the messages of the wire is this plus its msgpack tag."""
-SCHEMA_ID: Final = 13
+SCHEMA_ID: Final = 14
 """Version of events and stimuli that a batch carries, so that a reader can say why it cannot read one."""
-FORMAT_MINOR: Final = 15
+FORMAT_MINOR: Final = 16
 """Minor version of recordings, which older readers may read and pass new things over."""
-PROTOCOL_MINOR: Final = 15
+PROTOCOL_MINOR: Final = 16
 """Minor version of the wire. A new kind or field raises all three; ``make proto`` refuses it otherwise."""
 NOTHING_RETURNED: Final = (0, 0, 0, 0)
 TOLD: Final = -1
@@ -393,6 +393,9 @@ class PrefixScored(Event, tag=26):
 
     Tier ``again_tiers[i]`` had evicted ``again_blocks[i]`` of them within ``again_within_ns[i]`` before, and not within
     the next shorter time of ``AGE_BOUNDS_NS``. A tier that holds the block again does not count it.
+
+    ``readmitted`` says that the request had been preempted. It then finds blocks that it has computed itself, so no
+    total and no hit rate counts this admission, and no block counts as asked again.
     """
 
     slot: int
@@ -401,18 +404,21 @@ class PrefixScored(Event, tag=26):
     again_tiers: tuple[int, ...] = ()
     again_within_ns: tuple[int, ...] = ()
     again_blocks: tuple[int, ...] = ()
+    readmitted: bool = False
 
 
 class HitsLost(Event, tag=27):
     """A load failed.
 
-    ``blocks`` hits of a tier that were scored are taken back, and the slot goes back to ``position``.
+    ``blocks`` hits of a tier that were scored are taken back, and the slot goes back to ``position``. Those of an
+    admission that was ``readmitted`` are in no total.
     """
 
     slot: int
     tier: Tier
     blocks: int
     position: int
+    readmitted: bool = False
 
 
 # --- breakpoints and holds ---

@@ -48,9 +48,10 @@ class Totals(msgspec.Struct, array_like=True):
     requests_preempted: int = 0
     """Requests that were preempted at least once."""
     prompt_blocks: int = 0
-    """Prompt blocks of all admissions: the denominator of every hit rate (BC-5)."""
+    """Prompt blocks of first admissions: the denominator of every hit rate (BC-5). Recordings before format 1.16 count
+    admissions after a preemption, too."""
     hit_blocks: list[int] = msgspec.field(default_factory=lambda: [0] * 4)
-    """Prompt blocks found in G1 to G4; blocks of failed loads are taken back."""
+    """Of these, found in G1 to G4; blocks of failed loads are taken back."""
     lost_blocks: int = 0
     """Hits taken back because their load failed."""
     evicted_blocks: list[int] = msgspec.field(default_factory=lambda: [0] * 4)

@@ -288,7 +288,7 @@ class ContractShadow:
         life.blocks = blocks
 
     def _PrefixScored(self, event: ev.PrefixScored) -> None:
-        """BC-5: hits count once, when the admission commits, for the tier that held the blocks."""
+        """BC-5: hits count once, when the first admission commits, for the tier that held the blocks."""
         life = self.slots[event.slot]
         prompt = life.prompt_tokens // self.size
         local, below = life.answered
@@ -307,6 +307,9 @@ class ContractShadow:
         )
         life.hits = list(event.hits)
         life.scored += 1
+        self._require(event.readmitted == (life.preempted > 0), "BC-5", event, f"preempted {life.preempted} times")
+        if event.readmitted:
+            return
         self.prompt_blocks += event.prompt_blocks
         self.hits = [total + hits for total, hits in zip(self.hits, event.hits, strict=True)]
 
@@ -315,8 +318,10 @@ class ContractShadow:
         at = event.tier - 1
         self._require(0 <= event.blocks <= life.hits[at], "BC-5", event, f"it had {life.hits}")
         life.hits[at] -= event.blocks
-        self.hits[at] -= event.blocks
-        self.lost += event.blocks
+        self._require(event.readmitted == (life.preempted > 0), "BC-5", event, f"preempted {life.preempted} times")
+        if not event.readmitted:
+            self.hits[at] -= event.blocks
+            self.lost += event.blocks
 
     # --- content ---
 

@@ -73,6 +73,9 @@ class Scrape(msgspec.Struct):
     """Blocks given up by tier and deciding rule (``Decider.evictions``)."""
     lost_hits: Mapping[Tier, int] = {}
     """Hits taken back by tier (``Decider.lost_hits``)."""
+    readmitted_blocks: int = 0
+    readmitted_hits: int = 0
+    """Prompt blocks of admissions after a preemption, and those found (``Decider.readmitted_hits``)."""
     policies: Mapping[Tier, Mapping[str, float]] = {}
     """Gauges of the policy of each tier that the leader decides (``PoolPolicy.gauges``)."""
     questions_refused: int = 0
@@ -88,6 +91,7 @@ def scrape_of(leader: Leader, **others: Any) -> Scrape:
     config = leader.config
     return Scrape(
         state=leader.state, config=config, evictions=leader.evictions, lost_hits=leader.lost_hits,
+        readmitted_blocks=leader.readmitted_blocks, readmitted_hits=leader.readmitted_hits,
         policies={
             pool.info.tier: leader.live_memory.policies[pool.info.pool].gauges() for pool in leader.lower_pools()
         },
@@ -200,6 +204,8 @@ def _reuse(scrape: Scrape) -> Iterator[Sample]:
         return
     totals, size = scrape.state.totals, _block_tokens(scrape)
     yield "kvbm_prompt_blocks_total", totals.prompt_blocks, _BARE
+    yield "kvbm_readmitted_prompt_blocks_total", scrape.readmitted_blocks, _BARE
+    yield "kvbm_readmitted_hit_blocks_total", scrape.readmitted_hits, _BARE
     yield "kvbm_thrash_window_seconds", scrape.config.thrash_window_ns / SECOND_NS, _BARE
     for tier in Tier:
         labels = {"tier": tier.label}

@@ -27,8 +27,14 @@ HELP: Final[dict[str, str]] = {
         "it chose others; reassigned: the engine reused the place. Growing frequency with a falling hit rate: the "
         "policy chooses badly for this load.",
     "kvbm_prompt_blocks_total":
-        "Prompt blocks of all admissions: the denominator of every hit rate. Flat while requests arrive: nothing is "
-        "admitted.",
+        "Prompt blocks of first admissions: the denominator of every hit rate, as in vLLM's own metrics. Flat while "
+        "requests arrive: nothing is admitted.",
+    "kvbm_readmitted_prompt_blocks_total":
+        "Prompt blocks of admissions after a preemption, which no hit rate counts. Growing: the device is too small "
+        "for the requests that run at once.",
+    "kvbm_readmitted_hit_blocks_total":
+        "Of kvbm_readmitted_prompt_blocks_total, those found in any tier: mostly what the request had computed itself. "
+        "The rest is computed once more.",
     "kvbm_hit_blocks_total":
         "Prompt blocks found in a tier, those of kvbm_lost_hit_blocks_total included. A falling share of "
         "kvbm_prompt_blocks_total: prefixes are evicted before they are used again.",

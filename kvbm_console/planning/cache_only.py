@@ -11,7 +11,7 @@ block 3, and the last prompt has two hits.
 
 ``bound_of`` is the reference beside a simulated machine: ``Belady`` over one pool as large as all tiers together. This
 policy knows the whole trace, and costs nothing: no time passes, and no block is held or copied. The machine may still
-have more hits, because a preempted request finds its own blocks again and admissions have another order than arrivals.
+have more hits, because admissions have another order than arrivals.
 A hit of ``bound_of`` counts as in the machine: full blocks of the prompt, with one token left to compute. Generated
 blocks are stored too, and a request that the device can never hold is left out.
 

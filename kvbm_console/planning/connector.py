@@ -94,7 +94,8 @@ class ConnectorLedger(MachineLedger):
     def measures(self) -> InstanceMeasures:
         """The figures of the run; before ``clear``."""
         found = super().measures()
-        return InstanceMeasures(found.engine, found.times, found.totals, {Tier.G2.name: self.host.order.gauges()})
+        gauges = {Tier.G2.name: self.host.order.gauges()}
+        return InstanceMeasures(found.engine, found.times, found.totals, found.readmitted, gauges)
 
     def clear(self) -> None:
         """Forget the content of both tiers, as a reset does."""
@@ -127,9 +128,12 @@ class ConnectorLedger(MachineLedger):
             return
         blocks = len(work.request.hashes)
         counted = max(0, min(blocks, prefix + -(-found_tokens // self._block_tokens)) - prefix)
-        self.totals.hit_blocks[G2] += counted
-        if self._ended is not None:
-            self._records[work.name].hits = min(prefix, blocks), counted, 0, 0
+        if work.preempted:
+            self.readmitted.hit_blocks += counted
+        else:
+            self.totals.hit_blocks[G2] += counted
+            if self._ended is not None:
+                self._records[work.name].hits = min(prefix, blocks), counted, 0, 0
         before = prefix * self._block_tokens
         self._found[work.name] = before, before + found_tokens, counted
         self._start(copy)
@@ -256,6 +260,8 @@ class ConnectorLedger(MachineLedger):
             arrived = max(before, min(after, (first + min(failed)) * self._block_tokens))
         kept = min(counted, (arrived - before) // self._block_tokens)
         self._found[copy.request] = before, arrived, kept
+        if self._works[copy.request].preempted:
+            return
         self.totals.hit_blocks[G2] -= counted - kept
         self.totals.lost_blocks += counted - kept
         if self._ended is not None:

@@ -18,7 +18,7 @@ from kvbm_console.core.errors import InternalError
 from kvbm_console.core.ids import EMPTY_HASH, FinishReason
 from kvbm_console.core.instructions import MatchAnswer
 from kvbm_console.core.state import Totals
-from kvbm_console.planning.meter import RequestRecord, StatsLine, Timings
+from kvbm_console.planning.meter import Readmitted, RequestRecord, StatsLine, Timings
 from kvbm_console.planning.options import SimulateOptions
 from kvbm_console.planning.report import InstanceMeasures
 from kvbm_console.simulator.calendar import Calendar
@@ -53,6 +53,7 @@ class MachineLedger:
         self.times = Timings(stats_every, stats)
         self.totals = Totals()
         """The counts that a leader would make."""
+        self.readmitted = Readmitted()
         self._block_tokens = block_tokens
         self._capacity = config.g1_blocks
         self._calendar = Calendar() if calendar is None else calendar
@@ -116,7 +117,7 @@ class MachineLedger:
         self.totals.evicted_blocks[0] = self._stored_blocks - (
             self._capacity - self._pool.hash_of.count(EMPTY_HASH)
         )
-        return InstanceMeasures(self.engine.totals, self.times, self.totals)
+        return InstanceMeasures(self.engine.totals, self.times, self.totals, self.readmitted)
 
     # --- the engine's side (EnginePort) ---
 
@@ -150,6 +151,10 @@ class MachineLedger:
     def admitted(self, work: Work, prefix: int, found_tokens: int) -> None:
         """Score the prefix of a request: only prompt blocks count."""
         blocks = len(work.request.hashes)
+        if work.preempted:
+            self.readmitted.prompt_blocks += blocks
+            self.readmitted.hit_blocks += min(prefix, blocks)
+            return
         self.totals.prompt_blocks += blocks
         self.totals.hit_blocks[0] += min(prefix, blocks)
         if self._ended is not None:

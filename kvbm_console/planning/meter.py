@@ -44,7 +44,7 @@ class RequestRecord(msgspec.Struct):
     arrived_ns: int
     prompt_blocks: int = 0
     hits: tuple[int, int, int, int] = (0, 0, 0, 0)
-    """Prompt blocks found in G1 to G4 at the last admission."""
+    """Prompt blocks found in G1 to G4 at the first admission, those of failed loads taken back."""
     first_miss: int | None = None
     """The first prompt block that the last lookup missed in all tiers."""
     why_missed: str = ""
@@ -54,6 +54,17 @@ class RequestRecord(msgspec.Struct):
     reason: str = ""
     prompt_tokens: int = 0
     output_tokens: int = 0
+
+
+class Readmitted(msgspec.Struct):
+    """Prompt blocks of admissions after a preemption, which mostly find what the request has computed itself.
+
+    No hit rate has them, as in vLLM's metrics: a machine would else have the higher hit rate, the more it preempts.
+    """
+
+    prompt_blocks: int = 0
+    hit_blocks: int = 0
+    """Of these, found in any tier when they were admitted."""
 
 
 class StatsLine(msgspec.Struct, frozen=True):
@@ -243,6 +254,7 @@ class Meter:
         ended: Callable[[RequestRecord], None] | None = None,
     ) -> None:
         self.times = Timings(stats_every, stats)
+        self.readmitted = Readmitted()
         self.records: list[RequestRecord] = []
         self.keep_records = keep_records
         self.after_prefill: Callable[[], None] = lambda: None
@@ -321,10 +333,16 @@ class Meter:
         record.first_miss, record.why_missed = event.first_miss, event.why.label
 
     def _scored(self, event: ev.PrefixScored) -> None:
+        if event.readmitted:
+            self.readmitted.prompt_blocks += event.prompt_blocks
+            self.readmitted.hit_blocks += sum(event.hits)
+            return
         record = self._live[event.slot]
         record.prompt_blocks, record.hits = event.prompt_blocks, event.hits
 
     def _lost(self, event: ev.HitsLost) -> None:
+        if event.readmitted:
+            return
         record = self._live[event.slot]
         hits = list(record.hits)
         hits[event.tier - 1] -= event.blocks

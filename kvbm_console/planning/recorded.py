@@ -87,7 +87,7 @@ class RecordedLoad(msgspec.Struct, frozen=True):
     requests: list[Request]
     prompt_blocks: int
     hit_blocks: tuple[int, int, int, int]
-    """Full prompt blocks of the recorded admissions, and those found in G1 to G4."""
+    """Full prompt blocks of the recorded requests at their first admissions, and those found in G1 to G4."""
     notes: list[str]
     copies: dict[tuple[CopyName, int], RecordedCopy] = {}
     """Copies that failed or whose time is known, by name and by number from 0 in their order. The name of a load is its
@@ -259,7 +259,7 @@ class _Life:
 
     __slots__ = (
         "anchor", "clones", "computed", "decodes", "ended", "event", "filled", "full", "hashes", "known", "last_ns",
-        "loaded", "loads", "opened_ns", "parent", "passed", "prompt", "went_on",
+        "loaded", "loads", "opened_ns", "parent", "passed", "preempted", "prompt", "went_on",
     )
 
     def __init__(self, event: Any, hashes: tuple[int, ...], prompt: int) -> None:
@@ -279,6 +279,7 @@ class _Life:
         self.decodes = False
         self.passed = 0
         """Leading blocks that its attention window has passed."""
+        self.preempted = False
         self.ended: ev.SlotMoved | None = None
         self.loaded = False
         """True if blocks were loaded for it at its last admission; a group beside the first has them later."""
@@ -328,7 +329,9 @@ class _Reading:
         self.unknown_slots = 0
         self.prompt_blocks: dict[int, int] = {}
         self.hits: dict[int, list[int]] = {}
-        """Source to its admitted prompt blocks, and to the hits in each tier."""
+        """Source to its prompt blocks at first admissions, and to the hits in each tier."""
+        self.found: set[tuple[int, Tier]] = set()
+        """Sources, each with a tier in which an admission found a block."""
         self.below: set[int] = set()
         """Blocks that a stream said to be below the device."""
         self.copied: tuple[int, int] = (0, 0)
@@ -365,8 +368,7 @@ class _Reading:
         self._held: Counter[int] = Counter()
         """Device blocks to their holders."""
         self._resident: dict[int, set[int]] = {}
-        """Pool of a stream to its blocks. Below several groups of layers a hash has several, which differ above its
-        bits."""
+        """Pool of a stream to its blocks. Below several groups of layers those of a hash differ above its bits."""
         self._live: dict[int, _Life] = {}
         self.stores: list[tuple[int, tuple[int, ...], RecordedCopy]] = []
         """Copies down, each with its source and its blocks."""
@@ -440,7 +442,7 @@ class _Reading:
         self._stood_back += left_out and event.new in (SlotState.PREFILLING, SlotState.DECODING)
         if event.new is SlotState.PREEMPTED:
             self._preempted_at_work += not left_out
-            life.passed = 0
+            life.passed, life.preempted = 0, True
             self._waiting = {event.slot: life, **self._waiting}
         if event.reason is not None and life.ended is None:
             life.ended = event
@@ -464,6 +466,9 @@ class _Reading:
     def scored(self, event: ev.PrefixScored) -> None:
         life = self._live.get(event.slot)
         source = -1 if life is None else _source_of(life)
+        self.found.update((source, tier) for tier in Tier if event.hits[tier - 1])
+        if life is not None and life.preempted:
+            return
         self.prompt_blocks[source] = self.prompt_blocks.get(source, 0) + event.prompt_blocks
         hits = self.hits.setdefault(source, [0, 0, 0, 0])
         for at, blocks in enumerate(event.hits):
@@ -472,7 +477,8 @@ class _Reading:
     def lost(self, event: ev.HitsLost) -> None:
         life = self._live.get(event.slot)
         if life is not None:
-            self.hits[_source_of(life)][event.tier - 1] -= event.blocks
+            if not life.preempted:
+                self.hits[_source_of(life)][event.tier - 1] -= event.blocks
             life.went_on = True
 
     def pool(self, event: ev.PoolKnown) -> None:
@@ -995,8 +1001,7 @@ class _Run:
             if not pool.capacity_blocks:
                 least = "" if pool.pool in self.reading.evicting else ", and may be larger"
                 self.notes.append(f"{tier.label} is as large as the most blocks that it had at once{least}")
-        found = self.reading.hits.get(engine, [0, 0, 0, 0])[tier - 1]
-        if not total and found:
+        if not total and (engine, tier) in self.reading.found:
             self.notes.append(f"the capacity of {tier.label} is not in it: {DEVICE_BLOCKS:,} blocks are assumed")
             return DEVICE_BLOCKS
         return total

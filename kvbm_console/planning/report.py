@@ -25,7 +25,7 @@ from kvbm_console.core.ids import Tier, age_within
 from kvbm_console.core.leader.foresight import PrefetchMemory
 from kvbm_console.core.state import Totals
 from kvbm_console.files import replacing
-from kvbm_console.planning.meter import COMPLETED, Meter, RequestRecord, Timings, spread_of
+from kvbm_console.planning.meter import COMPLETED, Meter, Readmitted, RequestRecord, Timings, spread_of
 from kvbm_console.planning.options import THRASH_STEPS, SimulateOptions
 from kvbm_console.simulator.config import EngineConfig
 from kvbm_console.simulator.embedded import Rig
@@ -60,9 +60,11 @@ KEYS: Final[dict[str, str]] = {
         "milliseconds for each token behind the first, (latency - ttft) / (output tokens - 1), over completed requests "
         "of two tokens or more: mean, p50, p90, p99, max",
     "goodput": "requests within the limits of --slo-ttft and --slo-itl, null without a limit",
-    "prompt_blocks": "full prompt blocks of all admissions, those after a preemption included",
+    "prompt_blocks": "full prompt blocks of all requests at their first admissions",
     "hit_blocks": "of these, found in each tier when the admission was committed, those of failed loads taken back",
     "prefix_hit_rate": "sum of hit_blocks / prompt_blocks",
+    "readmitted_prompt_blocks": "full prompt blocks of admissions after a preemption, which no hit rate but blis_* has",
+    "readmitted_hit_blocks": "of these, found in any tier: mostly what the request had computed itself",
     "lost_blocks": "hits taken back because their load failed",
     "preemptions": "times that the scheduler took the blocks of a request back",
     "preemptions_per_completed": "preemptions / requests_completed",
@@ -88,7 +90,8 @@ KEYS: Final[dict[str, str]] = {
     "blocks_used_mean": "the same, averaged over virtual time",
     "steps": "iterations of the engines",
     "stats": "active slots, blocks and the largest ref count after reset, prefill and decode, of the first instance",
-    "blis_cache_hit_rate": "hits / (hits + misses) over prompt blocks; 0 before any",
+    "blis_cache_hit_rate":
+        "hits / (hits + misses) over prompt blocks of all admissions, those after a preemption included; 0 before any",
     "blis_cache_hit_rate_mean": "the unweighted mean of blis_cache_hit_rate over instances",
     "blis_preemption_rate": "preemptions / requests completed; may exceed 1; 0 without any",
     "blis_kv_thrashing_rate": "evicted blocks of the host tier / blocks copied down; really an eviction rate",
@@ -166,16 +169,23 @@ class InstanceMeasures(msgspec.Struct, frozen=True):
     engine: EngineTotals
     times: Timings
     totals: Totals
+    readmitted: Readmitted
     gauges: dict[str, dict[str, float]] = {}
     """Gauges of the policies of the leader's pools, by tier."""
     prefetch: dict[str, int] = {}
+
+    @property
+    def blis_hit_rate(self) -> float:
+        """The share of prompt blocks that all admissions found."""
+        hits = sum(self.totals.hit_blocks) + self.readmitted.hit_blocks
+        return _rate(hits, self.totals.prompt_blocks + self.readmitted.prompt_blocks) or 0.0
 
 
 def measure(rig: Rig, meter: Meter) -> InstanceMeasures:
     """The sums of an instance with a leader, before the instance's clean-up."""
     leader = rig.leader
     return InstanceMeasures(
-        rig.engine.totals, meter.times, copy.deepcopy(leader.state.totals),
+        rig.engine.totals, meter.times, copy.deepcopy(leader.state.totals), meter.readmitted,
         {pool.info.tier.name: leader.live_memory.policies[pool.info.pool].gauges() for pool in leader.lower_pools()},
         leader.memory.prefetch.gauges(),
     )
@@ -186,6 +196,8 @@ def make_report(options: SimulateOptions, note: str | None, parts: Sequence[Inst
     completed = sum(part.totals.finished[reason] for part in parts for reason in COMPLETED)
     prompt_blocks = sum(part.totals.prompt_blocks for part in parts)
     hits = _columns(part.totals.hit_blocks for part in parts)
+    readmitted_blocks = sum(part.readmitted.prompt_blocks for part in parts)
+    readmitted_hits = sum(part.readmitted.hit_blocks for part in parts)
     evicted = _columns(part.totals.evicted_blocks for part in parts)
     moved = _sum_by_key(part.totals.moved_blocks for part in parts)
     skipped = _sum_by_key(part.totals.skips() for part in parts)
@@ -220,6 +232,8 @@ def make_report(options: SimulateOptions, note: str | None, parts: Sequence[Inst
         "prompt_blocks": prompt_blocks,
         "hit_blocks": {tier.name: hits[tier - 1] for tier in tiers},
         "prefix_hit_rate": _rate(sum(hits), prompt_blocks),
+        "readmitted_prompt_blocks": readmitted_blocks,
+        "readmitted_hit_blocks": readmitted_hits,
         "lost_blocks": sum(part.totals.lost_blocks for part in parts),
         "preemptions": preemptions,
         "preemptions_per_completed": _rate(preemptions, completed),
@@ -239,9 +253,8 @@ def make_report(options: SimulateOptions, note: str | None, parts: Sequence[Inst
         "blocks_used_mean": sum(part.times.mean_used for part in parts),
         "steps": sum(part.engine.iterations for part in parts),
         "stats": [point.document() for point in parts[0].times.points if point.point != "cleanup"],
-        "blis_cache_hit_rate": _rate(sum(hits), prompt_blocks) or 0.0,
-        "blis_cache_hit_rate_mean":
-            sum(_rate(sum(part.totals.hit_blocks), part.totals.prompt_blocks) or 0.0 for part in parts) / len(parts),
+        "blis_cache_hit_rate": _rate(sum(hits) + readmitted_hits, prompt_blocks + readmitted_blocks) or 0.0,
+        "blis_cache_hit_rate_mean": sum(part.blis_hit_rate for part in parts) / len(parts),
         "blis_preemption_rate": _rate(preemptions, completed) or 0.0,
         "blis_kv_thrashing_rate": _rate(evicted[Tier.G2 - 1], offloaded) or 0.0,
     }
@@ -412,6 +425,9 @@ def text_of(document: Mapping[str, Any]) -> str:
         *([("goodput", _goodput_text(document["goodput"]))] if document["goodput"] is not None else []),
         ("prefix hits", f"{_percent(document['prefix_hit_rate'])} of {document['prompt_blocks']:,} prompt blocks"
                         f" ({_by_key(document['hit_blocks'])})" + _also(document["lost_blocks"], "lost again")),
+        *([("readmitted", f"{document['readmitted_hit_blocks']:,} of {document['readmitted_prompt_blocks']:,} prompt "
+                          "blocks found by admissions after a preemption")]
+          if document["readmitted_prompt_blocks"] else []),
         ("preemptions", f"{document['preemptions']:,}, {_percent(document['preempted_fraction'])} of the requests, "
                         f"{_number(document['preemptions_per_completed'])} per completed one"),
         ("blocks", f"{document['blocks_used_peak']:,} at most and {document['blocks_used_mean']:,.1f} on average "
@@ -515,7 +531,7 @@ COLUMNS: Final[dict[str, str]] = {
     "finished_ns": "the same of its end",
     "reason": "why it ended: length, or too_large for a request that can never fit",
     "prompt_tokens": "tokens of its prompt",
-    "cached_g1_tokens": "of these, in full blocks that its last admission found on the device",
+    "cached_g1_tokens": "of these, in full blocks that its first admission found on the device",
     "cached_g2_tokens": "the same of the host tier, those of failed loads taken back",
     "cached_g3_tokens": "the same of the disk tier",
     "output_tokens": "tokens that it sampled",

@@ -31,7 +31,7 @@ from kvbm_console.core.snapshots import grown_facts
 from kvbm_console.core.stimuli import ResetRequested, Stimulus, TransferFailed, TransferFinished, TransferStarted
 from kvbm_console.dispatch import Dispatcher, start_leader
 from kvbm_console.planning.ledger import MachineLedger
-from kvbm_console.planning.meter import RequestRecord, StatsLine, device_of, stats_of
+from kvbm_console.planning.meter import Readmitted, RequestRecord, StatsLine, device_of, stats_of
 from kvbm_console.planning.options import SimulateOptions
 from kvbm_console.planning.report import InstanceMeasures
 from kvbm_console.simulator.calendar import Calendar, EngineDeadlines
@@ -126,6 +126,7 @@ class TieredLedger(MachineLedger):
         policies = leader.live_memory.policies
         return InstanceMeasures(
             self.engine.totals, self.times, copy.deepcopy(leader.state.totals),
+            Readmitted(leader.readmitted_blocks, leader.readmitted_hits),
             {pool.info.tier.name: policies[pool.info.pool].gauges() for pool in leader.lower_pools()},
             leader.memory.prefetch.gauges(),
         )
@@ -189,7 +190,7 @@ class TieredLedger(MachineLedger):
             number = state.candidates[state.operations[operation].candidate].slot
             self._decide(report, operation, epoch, rank, False, error, failed)
             slot = None if number is None else state.slots.get(number)
-            if slot is not None and self._ended is not None:
+            if slot is not None and not slot.preemptions and self._ended is not None:
                 self._records[slot.request].hits = slot.hits
         self._carry_out()
 
@@ -221,7 +222,7 @@ class TieredLedger(MachineLedger):
         """Score the prefix of a request and start its load."""
         slot = self._slot(work.name)
         self._decide(self._admit, slot, work, prefix, found_tokens)
-        if self._ended is not None:
+        if not work.preempted and self._ended is not None:
             self._records[work.name].hits = slot.hits
         self._carry_out()
 

@@ -56,7 +56,7 @@ class ReplayedRequest(msgspec.Struct, frozen=True):
     """The outcome of a request in a replay."""
 
     hits: int
-    """Prompt blocks found at its last admission."""
+    """Prompt blocks found at its first admission."""
     preemptions: int
     ttft_ms: float | None
     """Null without a first token."""
@@ -126,8 +126,7 @@ def what_if(
         record.first_token_ns - record.arrived_ns for record in search.all.values() if record.first_token_ns is not None
     )
     limit_ns = within_ns if within_ns is not None else round(LONG * times[len(times) // 2]) if times else 0
-    admitted = [admission for admission in explanation.admissions if admission.admitted]
-    recorded_hits = sum(admitted[-1].hits) if admitted else 0
+    recorded_hits = next((sum(admission.hits) for admission in explanation.admissions if admission.admitted), 0)
     today = search.today
     troubles = [
         trouble for trouble in (
@@ -209,8 +208,9 @@ class _Search:
                 "miss", f"found {self.today.hits} of {asked} blocks; memory without end finds no more", [], 1, None,
                 None, "the other blocks are asked for the first time",
             )
-        last = explanation.admissions[-1]
-        lost = [run for run in last.misses if run.first is not None and run.first < most]
+        admissions = explanation.admissions
+        first = next((admission for admission in admissions if admission.admitted), admissions[-1])
+        lost = [run for run in first.misses if run.first is not None and run.first < most]
         return self._trouble(
             "miss", f"found {self.today.hits} of {asked} blocks, and {most} with memory without end",
             lambda outcome: outcome.hits >= most and not outcome.preemptions, lost,

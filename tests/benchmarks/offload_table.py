@@ -1,8 +1,7 @@
 """When to copy down: thresholds and laws side by side, as the table in ``docs/offloading.md``.
 
 ``python -m tests.benchmarks.offload_table`` prints it, and with ``-v`` each load; ``--loads N`` takes the first N
-generated loads of 50. A hit rate counts every admission, so a preempted request counts again, with the blocks that it
-saved itself. Therefore the last lines also tell how far the rules differ at the first admissions alone.
+generated loads of 50. A hit rate is that of ``simulate``: of first admissions.
 
 A run is chaotic: another step time by a thousandth changes who is preempted, and the hit rate by points. With
 ``--step-times N`` a cell is the mean over N step times, each 0.2 % from the next, and a last line tells how much
@@ -26,9 +25,6 @@ from typing import Any, Final
 
 import msgspec
 
-from kvbm_console.core.events import PrefixScored
-from kvbm_console.core.leader import Outcome as LeaderOutcome
-from kvbm_console.core.stimuli import Stimulus
 from kvbm_console.planning.meter import Meter
 from kvbm_console.planning.options import COMPAT_BANDWIDTH, OFFLOAD_THRESHOLD, STEP_NS, SimulateOptions
 from kvbm_console.planning.run import build_rig, open_trace
@@ -55,8 +51,6 @@ class Outcome(msgspec.Struct, frozen=True):
     """One run."""
 
     hit_rate: float
-    first_hit_rate: float
-    """Of the first admission of each request."""
     down_bytes: int
     preemptions: int
 
@@ -104,22 +98,13 @@ def generated(seed: int) -> tuple[str, SimulateOptions]:
 
 def run(options: SimulateOptions) -> Outcome:
     """Run one cell."""
-    admitted = dict[int, PrefixScored]()
     rig = build_rig(options, open_trace(options), Meter(stats_every=0))
-
-    def publish(stimulus: Stimulus, outcome: LeaderOutcome) -> None:
-        for event in outcome.events:
-            if isinstance(event, PrefixScored):
-                admitted.setdefault(event.slot, event)
-
-    rig.dispatcher.publish = publish
+    rig.dispatcher.publish = lambda stimulus, outcome: None
     rig.run_to_end()
-    totals, first = rig.leader.state.totals, list(admitted.values())
+    totals = rig.leader.state.totals
     moved = sum(totals.moved_blocks.get(route, 0) for route in ("G1>G2", "G2>G3", "G1>G3"))
     return Outcome(
-        100 * sum(totals.hit_blocks) / max(1, totals.prompt_blocks),
-        100 * sum(sum(one.hits) for one in first) / max(1, sum(one.prompt_blocks for one in first)),
-        moved * options.block_bytes, totals.preemptions,
+        100 * sum(totals.hit_blocks) / max(1, totals.prompt_blocks), moved * options.block_bytes, totals.preemptions,
     )
 
 
@@ -134,39 +119,37 @@ def timed(options: SimulateOptions, count: int) -> list[SimulateOptions]:
 def averaged(outcomes: Sequence[Outcome]) -> Outcome:
     """Mean rates, and mean counts rounded."""
     return Outcome(
-        mean(one.hit_rate for one in outcomes), mean(one.first_hit_rate for one in outcomes),
+        mean(one.hit_rate for one in outcomes),
         round(mean(one.down_bytes for one in outcomes)), round(mean(one.preemptions for one in outcomes)),
     )
 
 
 class Judged(msgspec.Struct, frozen=True):
     """How many points the default lies below write-through on a load: the mean over ``runs`` step times, and its
-    standard error. ``first`` counts the first admissions alone."""
+    standard error."""
 
     runs: int
     below: float
     error: float
-    first: float
 
 
 def judge(asked: tuple[SimulateOptions, float]) -> Judged:
     """Compare the default with write-through until it is known to be within the bar."""
     options, bar = asked
     default = {"kv_offload_threshold": OFFLOAD_THRESHOLD}
-    rates: list[tuple[float, float]] = []
+    below: list[float] = []
     while True:
-        at = (len(rates) + 1) // 2 * (-1 if len(rates) % 2 else 1)
+        at = (len(below) + 1) // 2 * (-1 if len(below) % 2 else 1)
         one, other = (
             run(msgspec.structs.replace(options, step_base=round(STEP_NS * (1 + 0.0005 * at)), **rule))
             for rule in (RULES["write-through"], default)
         )
-        rates.append((one.hit_rate - other.hit_rate, one.first_hit_rate - other.first_hit_rate))
-        below = [rate for rate, _ in rates]
-        if len(rates) < RUNS_LEAST:
+        below.append(one.hit_rate - other.hit_rate)
+        if len(below) < RUNS_LEAST:
             continue
-        error = stdev(below) / len(rates) ** 0.5
-        if mean(below) + 2 * error <= bar or len(rates) == RUNS_MOST:
-            return Judged(len(rates), mean(below), error, mean(first for _, first in rates))
+        error = stdev(below) / len(below) ** 0.5
+        if mean(below) + 2 * error <= bar or len(below) == RUNS_MOST:
+            return Judged(len(below), mean(below), error)
 
 
 def judge_all(count: int, bar: float) -> int:
@@ -177,7 +160,7 @@ def judge_all(count: int, bar: float) -> int:
         for seed, judged in enumerate(pool.map(judge, asked)):
             kept += judged.below <= bar
             print(f"load {seed}: {judged.below:.2f} +- {judged.error:.2f} points below write-through, "
-                  f"{judged.first:.2f} at first admissions, over {judged.runs} step times", flush=True)
+                  f"over {judged.runs} step times", flush=True)
     print(f"{kept} of {count} loads are at most {bar:g} points below on the mean")
     return int(kept < count)
 
@@ -220,7 +203,7 @@ def main() -> int:
     for name, group in groups.items():
         shown = [
             Outcome(
-                mean(one.hit_rate for one in of), mean(one.first_hit_rate for one in of),
+                mean(one.hit_rate for one in of),
                 sum(one.down_bytes for one in of), sum(one.preemptions for one in of),
             )
             for of in zip(*group, strict=True)
@@ -230,10 +213,9 @@ def main() -> int:
     default = list(RULES).index(f"{OFFLOAD_THRESHOLD:g}" if OFFLOAD_THRESHOLD else "write-through")
     for name, at in zip(RULES, range(len(RULES) - 1), strict=False):
         below = max(row[0].hit_rate - row[at].hit_rate for row in rows)
-        first = max(row[0].first_hit_rate - row[at].first_hit_rate for row in rows)
         more = [row[at].preemptions - row[-1].preemptions for row in rows]
         mark = " (the default)" if at == default else ""
-        print(f"\n{name}{mark}: at most {below:.2f} points below write-through, {first:.2f} at first admissions; "
+        print(f"\n{name}{mark}: at most {below:.2f} points below write-through; "
               f"more preemptions than without tiers on {sum(one > 0 for one in more)} of {len(rows)} loads, "
               f"{sum(row[at].preemptions for row in rows):,} of {sum(row[-1].preemptions for row in rows):,} in all")
     if said.step_times > 1:

@@ -35,7 +35,7 @@ SAMPLES = TIER = 600
 
 
 def exact_curve(events: Iterable[ev.Event]) -> tuple[LruCurve, CacheState, int]:
-    """The curve of all admissions, the facts behind them, and the number of blocks that were asked for."""
+    """The curve of first admissions, the facts behind them, and the number of blocks that were asked for."""
     curve, state, seen = LruCurve(), CacheState(), set[int]()
     admitted: set[int] = set()
     for event in events:
@@ -45,7 +45,7 @@ def exact_curve(events: Iterable[ev.Event]) -> tuple[LruCurve, CacheState, int]:
         if isinstance(event, ev.PrefixScored):
             admitted.add(event.slot)
             seen.update(prompt := state.slots[event.slot].hashes[: event.prompt_blocks])
-            curve.add(prompt)
+            curve.add(prompt, asked=0 if event.readmitted else None)
     return curve, state, len(seen)
 
 

@@ -28,7 +28,7 @@ from kvbm_console.core.errors import UsageError
 from kvbm_console.core.eviction.auto import RULES
 from kvbm_console.core.eviction.policy import PolicyConfig, ghosts_max
 from kvbm_console.core.eviction.ranked import unpacked
-from kvbm_console.core.ids import Authority, CandidateStatus, EvictRule, Note, Route, Tier
+from kvbm_console.core.ids import Authority, CandidateStatus, EvictRule, Note, Route, SlotState, Tier
 from kvbm_console.core.leader import Leader
 from kvbm_console.core.state import CacheState
 from kvbm_console.core.stimuli import NoteReported, PoolDeclared
@@ -360,6 +360,27 @@ def test_no_counter_falls_when_a_load_fails() -> None:
     for name, blocks in (("kvbm_lost_hit_blocks_total", lost),
                          ("kvbm_hit_blocks_total", sum(leader.state.totals.hit_blocks) + lost)):
         assert sum(value for series, value in before.items() if series[0] == name) == blocks
+
+
+def test_admissions_after_a_preemption_have_counters_of_their_own() -> None:
+    recording = Recording.open(ROOT / "recordings" / "cases" / "preempt-loop.mcap")
+    assert recording.config is not None
+    leader, preempted = Leader(recording.config), set[int]()
+    asked, found = [0, 0], [0, 0]
+    for stimuli in recording.stimuli():
+        for stimulus in stimuli:
+            for event in leader.handle(stimulus).events:
+                if isinstance(event, ev.SlotMoved) and event.new is SlotState.PREEMPTED:
+                    preempted.add(event.slot)
+                elif isinstance(event, ev.PrefixScored):
+                    assert event.readmitted == (event.slot in preempted)
+                    asked[event.readmitted] += event.prompt_blocks
+                    found[event.readmitted] += sum(event.hits)
+    page = parse(render(collect(scrape_of(leader, at_ns=0, subscribers=0, ring_bytes=0, recorder=None, streams=()))))
+    told = {name: sum(value for _, value in samples) for name, samples in page.items()}
+    assert found[True] > 0
+    assert [told["kvbm_prompt_blocks_total"], told["kvbm_readmitted_prompt_blocks_total"]] == asked
+    assert [told["kvbm_hit_blocks_total"], told["kvbm_readmitted_hit_blocks_total"]] == found
 
 
 def test_tokens_are_counted_by_the_size_of_the_engines_blocks() -> None:

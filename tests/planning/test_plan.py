@@ -46,6 +46,15 @@ def kvbm(*words: str) -> Result:
     return CliRunner().invoke(cli, ["plan", *words], prog_name="kvbm-console")
 
 
+def test_a_device_that_preempts_is_not_promised_more_hits() -> None:
+    """A request that was preempted finds its own blocks, which is no reason for a smaller device."""
+    trace = "multiturn:requests=96,sessions=96,system=0,user=400,output=200,turns=1,think=0.001"
+    found = plan(SimulateOptions(trace=trace, total_kv_blocks=400), Goal())
+    smaller = next(row for row in found.changes if row.flags == "--total-kv-blocks 200")
+    assert smaller.hit_rate.value == smaller.points.value == 0
+    assert smaller.ttft_ms > found.today.ttft_ms
+
+
 # --- the curve ---
 
 

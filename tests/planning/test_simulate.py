@@ -55,7 +55,8 @@ def test_the_document_has_exactly_the_documented_keys_and_adds_up() -> None:
     for spread in (shown["ttft_ms"], shown["latency_ms"]):
         assert 0 < spread["p50"] <= spread["p90"] <= spread["p99"] <= spread["max"]
     assert shown["ttft_ms"]["mean"] < shown["latency_ms"]["mean"]
-    assert shown["blis_cache_hit_rate"] == shown["prefix_hit_rate"]
+    again = shown["readmitted_prompt_blocks"], shown["readmitted_hit_blocks"]
+    assert shown["blis_cache_hit_rate"] == (sum(hits.values()) + again[1]) / (shown["prompt_blocks"] + again[0])
 
 
 def test_text_says_the_same_and_time_goes_to_stderr() -> None:
@@ -226,6 +227,25 @@ def test_policies_rule_the_host_tier() -> None:
     assert gauges["evicted_as_recency"] < gauges["evicted"] == shown["evicted_blocks"]["G2"]
     chat = document(*narrow, "--preset", "chat", "--frequency-weight", "0.5")["policy"]
     assert (chat["policy"], chat["frequency_weight"], chat["pin_tail_tokens"]) == ("adaptive_lru", 0.5, 256)
+
+
+# --- preemptions ---
+
+DISTINCT = "multiturn:requests=24,sessions=24,system=0,user=400,output=200,turns=1,think=0.001"
+"""Requests of which none repeats anything of another."""
+
+
+@pytest.mark.parametrize("tier", [(), ("--kv-cpu-blocks", "200")], ids=["device", "host"])
+def test_a_preempted_request_that_finds_its_own_blocks_makes_no_hit_rate(tier: tuple[str, ...]) -> None:
+    shown = document("--total-kv-blocks", "120", *tier, trace=DISTINCT)
+    assert shown["preemptions"] > 0
+    assert shown["readmitted_prompt_blocks"] >= shown["readmitted_hit_blocks"] > 0
+    assert sum(shown["hit_blocks"].values()) == shown["prefix_hit_rate"] == 0
+    assert shown["blis_cache_hit_rate"] > 0, "BLIS counts all admissions"
+    text = run("--total-kv-blocks", "120", *tier, trace=DISTINCT).stdout
+    found = f"{shown['readmitted_hit_blocks']:,} of {shown['readmitted_prompt_blocks']:,} prompt blocks found"
+    assert f"readmitted   {found}" in text
+    assert "readmitted" not in run("--total-kv-blocks", "4000", *tier, trace=DISTINCT).stdout
 
 
 # --- traces ---

@@ -52,6 +52,8 @@ class Recount:
     def __init__(self) -> None:
         self.open: dict[int, Life] = {}
         self.ended: list[Life] = []
+        self.asked, self.found = [0, 0], [0, 0]
+        """Prompt blocks, and those found: at first admissions, and at those after a preemption."""
         self._began_ns, self._count = 0, 0
         self._ending: list[Life] = []
 
@@ -81,12 +83,18 @@ class Recount:
                 parent.hits,
             )
         elif isinstance(event, ev.PrefixScored):
-            self.open[event.slot].hits = event.hits
+            life = self.open[event.slot]
+            self.asked[life.preemptions > 0] += event.prompt_blocks
+            self.found[life.preemptions > 0] += sum(event.hits)
+            if not life.preemptions:
+                life.hits = event.hits
         elif isinstance(event, ev.HitsLost):
             life = self.open[event.slot]
-            life.hits = tuple(
-                hits - event.blocks * (at == event.tier) for at, hits in enumerate(life.hits, start=1)
-            )
+            self.found[life.preemptions > 0] -= event.blocks
+            if not life.preemptions:
+                life.hits = tuple(
+                    hits - event.blocks * (at == event.tier) for at, hits in enumerate(life.hits, start=1)
+                )
         elif isinstance(event, ev.SlotMoved):
             life = self.open[event.slot]
             life.state = event.new
@@ -132,6 +140,10 @@ class Recount:
             ]),
             "output_tokens": sum(len(life.tokens) for life in completed),
             "goodput": len(good),
+            "prompt_blocks": self.asked[0], "readmitted_prompt_blocks": self.asked[1],
+            "readmitted_hit_blocks": self.found[1],
+            "prefix_hit_rate": self.found[0] / self.asked[0] if self.asked[0] else None,
+            "blis_cache_hit_rate": sum(self.found) / sum(self.asked) if sum(self.asked) else 0.0,
         }
 
     def rows(self, block: int) -> list[tuple[Any, ...]]:

@@ -37,19 +37,20 @@ def explained(path: Path, request: str) -> Explanation:
 
 
 def seen(run: RecordedLoad, request: str, options: SimulateOptions) -> tuple[int, int]:
-    """Blocks found at the last admission, and preemptions, by the events of a leader with these options."""
+    """Blocks found at the first admission, and preemptions, by the events of a leader with these options."""
     taking = Taking()
     build_rig(options, RecordedWorkload(run.name.partition(":")[2]), taking, windows=False).run_to_end()
-    slot, hits, preemptions = -1, 0, 0
+    slot, preemptions = -1, 0
+    hits: list[int] = []
     for events in taking.events:
         for event in events:
             if isinstance(event, SlotOpened) and event.request == request:
                 slot = event.slot
             elif isinstance(event, PrefixScored) and event.slot == slot:
-                hits = sum(event.hits)
+                hits.append(sum(event.hits))
             elif isinstance(event, SlotMoved) and event.slot == slot and event.new is SlotState.PREEMPTED:
                 preemptions += 1
-    return hits, preemptions
+    return hits[0], preemptions
 
 
 def options_with(run: RecordedLoad, remedy: Remedy, less: int = 0) -> SimulateOptions:
@@ -96,7 +97,8 @@ def test_a_miss_is_inevitable_from_the_first_loss_of_a_block_that_memory_would_h
 
 def test_a_preemption_is_avoided_by_the_fewest_blocks() -> None:
     run = read_run(str(PREEMPTED))
-    trouble, = what_if(run, explained(PREEMPTED, "long-b")).troubles
+    miss, trouble = what_if(run, explained(PREEMPTED, "long-b")).troubles
+    assert (miss.text, miss.remedies) == ("found 0 of 7 blocks; memory without end finds no more", [])
     assert (trouble.kind, trouble.text) == ("preemption", "preempted once")
     assert seen(run, "long-b", options_of(run))[1] == 1
     remedy, = trouble.remedies
@@ -141,8 +143,8 @@ def why(*words: str) -> Result:
 
 def test_the_command_prints_the_remedies_and_their_json(miss: Counterfactual) -> None:
     text = why("long-b", str(PREEMPTED), "--what-if").stdout
-    assert "long-b   replayed as recorded: 7 blocks found, 1 preemptions" in text
-    assert "--total-kv-blocks 27             7  14 MiB" in text
+    assert "long-b   replayed as recorded: 0 blocks found, 1 preemptions" in text
+    assert "--total-kv-blocks 27             7  14 MiB      0" in text
     document = msgspec.json.decode(why("chat.1", str(PRESSED), "--what-if", "--format", "json").stdout)
     assert msgspec.convert(document, Counterfactual).troubles == miss.troubles
 

@@ -118,6 +118,9 @@ class Recount:
 
     def admit(self, e: ev.PrefixScored) -> None:
         prompt = self.prompts[e.slot][: e.prompt_blocks]
+        if e.readmitted:
+            self.use(prompt)
+            return
         self.fates.update({Fate(index): blocks for index, blocks in enumerate(e.hits)})
         deepest = 0
         for index, key in enumerate(prompt):
@@ -145,7 +148,8 @@ def test_fates_blame_and_curve_are_those_of_a_recount(path: Path) -> None:
     fates = mirror.fates
     assert {fate: fates.blocks[fate] for fate in Fate if fates.blocks[fate]} == {
         fate: blocks for fate, blocks in recount.fates.items() if blocks}
-    assert fates.asked == sum(e.prompt_blocks for e in events if isinstance(e, ev.PrefixScored))
+    admitted = [e for e in events if isinstance(e, ev.PrefixScored)]
+    assert fates.asked == sum(e.prompt_blocks for e in admitted if not e.readmitted)
     now_ns = mirror.facts.at_ns
     assert [int(series.total(600, now_ns)) for series in fates.series.values()] == fates.blocks
     assert fates.curve.share == 1.0, "so few blocks are not sampled"
@@ -179,7 +183,7 @@ def test_the_run_of_the_pictures_has_losses() -> None:
 
 
 class Spent:
-    """Blocks and times of copies by route, times of prefills, blocks found by tier."""
+    """Blocks and times of copies by route, times of prefills."""
 
     def __init__(self, events: list[ev.Event]) -> None:
         self.route_of: dict[int, Route] = {}
@@ -190,7 +194,6 @@ class Spent:
         self.moved: Counter[Route] = Counter()
         self.timed: Counter[Route] = Counter()
         self.wire: Counter[Route] = Counter()
-        self.found: Counter[Tier] = Counter()
         self.begun: dict[int, tuple[int, int]] = {}
         self.prefills: dict[int, list[tuple[int, int]]] = defaultdict(list)
         self.closed: Counter[str] = Counter()
@@ -210,10 +213,6 @@ class Spent:
                 self.failed[self.candidate_of[e.operation]].update(unpack_ids(e.failed))
             case ev.CandidateEnded():
                 self.ended(e)
-            case ev.PrefixScored():
-                self.found.update({Tier(index + 1): blocks for index, blocks in enumerate(e.hits)})
-            case ev.HitsLost():
-                self.found[e.tier] -= e.blocks
             case ev.SlotMoved():
                 if e.slot in self.begun and e.new is SlotState.DECODING:
                     at_ns, tokens = self.begun[e.slot]
@@ -247,7 +246,7 @@ def test_worth_is_that_of_a_recount(path: Path) -> None:
         back = [route for route in spent.moved if route.source is worth.tier > route.target]
         assert worth.down_blocks == sum(spent.moved[route] for route in down)
         assert worth.back_blocks == sum(spent.moved[route] for route in back)
-        assert worth.found_tokens == size * spent.found[worth.tier]
+        assert worth.found_tokens == size * spent.moved[Route.of(worth.tier, Tier.G1)]
         if spent.closed["tokens"]:
             saved_ns = worth.found_tokens * spent.closed["ns"] / spent.closed["tokens"]
             assert worth.saved_ns == pytest.approx(saved_ns)
@@ -282,7 +281,8 @@ def test_the_screen_tells_what_a_tier_took_and_gave(path: Path, size: tuple[int,
         down = sum(n for route, n in spent.moved.items() if route.target is worth.tier > route.source)
         back = sum(n for route, n in spent.moved.items() if route.source is worth.tier > route.target)
         assert f"{worth.verdict}   {brief(down)} down {brief(back)} back" in row
-        saved = spent.found[worth.tier] * next(e.block_tokens for e in events if isinstance(e, ev.PoolKnown))
+        block = next(e.block_tokens for e in events if isinstance(e, ev.PoolKnown))
+        saved = spent.moved[Route.of(worth.tier, Tier.G1)] * block
         if saved and spent.closed["tokens"]:
             assert duration(int(saved * spent.closed["ns"] / spent.closed["tokens"])) in row
 

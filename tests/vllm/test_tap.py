@@ -98,6 +98,20 @@ def test_alone_under_reuse_and_pressure(make: Make) -> None:
     assert watch.mirror.totals == totals
 
 
+def test_hits_are_those_of_the_engines_own_metric(make: Make) -> None:
+    """vLLM counts the admissions after a preemption apart, since most of them find what the request has computed."""
+    engine = make(blocks=36)
+    manager = engine.scheduler.kv_cache_manager
+    kept = manager.prefix_cache_stats
+    manager.make_prefix_cache_stats = lambda: kept  # the scheduler would begin anew with each step
+    watch = watching(engine.tap)
+    drive(engine, watch, workload(1, 6, 4))
+    totals = watch.leader.state.totals
+    assert kept.requests == totals.slots_opened
+    assert kept.preempted_hits > 0
+    assert totals.hit_blocks[0] * BLOCK == kept.hits > 0
+
+
 def test_requests_of_one_step_use_each_others_blocks(make: Make) -> None:
     """A block is named when it is given out: the next request of the same step may already have it as its prefix."""
     engine = make(blocks=64, tokens=2048)

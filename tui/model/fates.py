@@ -91,7 +91,7 @@ class Fates:
 
     @property
     def asked(self) -> int:
-        """Prompt blocks of all admissions."""
+        """Prompt blocks of first admissions."""
         return sum(self.blocks)
 
     def scored(
@@ -99,9 +99,12 @@ class Fates:
         forest: PrefixMap,
     ) -> None:
         """An admission missed these blocks, of which no tier had those ``gone``; ``state`` are the facts before."""
+        prompt = slot.hashes[: e.prompt_blocks]
+        if e.readmitted:
+            self.curve.store(prompt)
+            return
         if self.since_ns is None:
             self.since_ns = e.at_ns
-        prompt = slot.hashes[: e.prompt_blocks]
         blocks = [*e.hits, *self._missed(missed, gone, state, forest)]
         # The prompt of a slot that began unseen may be longer than its hashes.
         blocks[Fate.UNSEEN] += e.prompt_blocks - sum(blocks)

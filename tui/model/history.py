@@ -375,7 +375,8 @@ def _admitted(history: History, e: ev.PrefixScored) -> None:
 
 
 def _scored(history: History, e: ev.PrefixScored) -> None:
-    history.flows.scored(e.at_ns, e.prompt_blocks, e.hits)
+    if not e.readmitted:
+        history.flows.scored(e.at_ns, e.prompt_blocks, e.hits)
     _admitted(history, e)
     state = history.state
     slot = None if state is None else state.slots.get(e.slot)
@@ -388,7 +389,8 @@ def _scored(history: History, e: ev.PrefixScored) -> None:
 
 
 def _hits_lost(history: History, e: ev.HitsLost) -> None:
-    history.flows.lost(e.at_ns, e.tier, e.blocks)
+    if not e.readmitted:
+        history.flows.lost(e.at_ns, e.tier, e.blocks)
     history.tell(e.slot, e)
 
 

@@ -4,7 +4,7 @@ Blocks are totals of the run, so they are exact even while facts are sampled. Se
 that the console measures: the prefill time of a token, from requests that went from prefilling to decoding, and the
 wire time of a block on each route, from copies that completed.
 
-    saved      blocks found in the tier x tokens of a block x prefill time of a token
+    saved      blocks copied from the tier to the device x tokens of a block x prefill time of a token
     copying    blocks copied into the tier and back x wire time of a block
 
 Both are seconds of requests and of links, not of the wall: several requests prefill in one step, and copies go on while
@@ -79,7 +79,7 @@ class TierWorth(msgspec.Struct, frozen=True):
     back_blocks: int
     """Blocks that were copied out of it upwards."""
     found_tokens: int
-    """Prompt tokens that admissions found in it, and that no engine computed again."""
+    """Tokens that requests found in it, also after a preemption, and that no engine computed again."""
     saved_ns: float | None
     copying_ns: float | None
     about: bool = False
@@ -107,7 +107,7 @@ def worth_of(state: CacheState, prices: Prices) -> list[TierWorth]:
         out = [route for route in Route if route.source is tier and route.target < tier]
         blocks = {route: totals.moved_blocks.get(route.label, 0) for route in (*into, *out)}
         costs = [prices.copying_ns(route, number) for route, number in blocks.items()]
-        tokens = totals.hit_blocks[tier - 1] * block_tokens
+        tokens = totals.moved_blocks.get(Route.of(tier, Tier.G1).label, 0) * block_tokens
         token_ns = prices.token_ns
         found.append(TierWorth(
             tier, sum(blocks[route] for route in into), sum(blocks[route] for route in out), tokens,

@@ -196,6 +196,8 @@ def _iteration_advanced(state: "CacheState", e: ev.IterationAdvanced) -> None:
 def _prefix_scored(state: "CacheState", e: ev.PrefixScored) -> None:
     slot = state.known_slot(e.slot)
     slot.hits = e.hits
+    if e.readmitted:
+        return
     state.totals.prompt_blocks += e.prompt_blocks
     for tier, blocks in enumerate(e.hits):
         state.totals.hit_blocks[tier] += blocks
@@ -213,8 +215,9 @@ def _hits_lost(state: "CacheState", e: ev.HitsLost) -> None:
     if slot.device_pool is not None:
         position = e.position // state.pools[slot.device_pool].info.block_tokens
         slot.filled_blocks = max(position, slot.passed_blocks)
-    state.totals.hit_blocks[e.tier - 1] -= e.blocks
-    state.totals.lost_blocks += e.blocks
+    if not e.readmitted:
+        state.totals.hit_blocks[e.tier - 1] -= e.blocks
+        state.totals.lost_blocks += e.blocks
 
 
 FOLDS: Final[dict[type[ev.Event], Callable[["CacheState", Any], None]]] = {

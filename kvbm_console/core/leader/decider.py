@@ -83,6 +83,9 @@ class Decider:
         """Blocks given up by tier and deciding rule, for metrics; no aid, so a restored leader counts from 0."""
         self.lost_hits: Counter[Tier] = Counter()
         """Hits taken back by tier, likewise."""
+        self.readmitted_blocks = self.readmitted_hits = 0
+        """Prompt blocks of admissions after a preemption, and those found in any tier when they were admitted,
+        likewise."""
         self.n = 0
         self.at_ns = 0
         self.source = 0
@@ -275,6 +278,11 @@ class Decider:
 
     def score(self, slot: SlotFacts, hits: tuple[int, int, int, int], again: Sequence[int], device: PoolFacts) -> None:
         """An admission committed; ``again`` are prompt blocks that were not found in ``device``."""
+        if slot.preemptions:
+            self.readmitted_blocks += slot.prompt_blocks
+            self.readmitted_hits += sum(hits)
+            self.emit(ev.PrefixScored, slot.slot, slot.prompt_blocks, hits, readmitted=True)
+            return
         asked = self.asked_again(again, device)
         self.emit(
             ev.PrefixScored, slot.slot, slot.prompt_blocks, hits, tuple(tier for tier, _ in asked),

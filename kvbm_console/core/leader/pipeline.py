@@ -598,8 +598,9 @@ def _lose(decider: Decider, slot: SlotFacts, block: int) -> None:
         counted = min(high, slot.prompt_blocks) - min(low, slot.prompt_blocks)
         if high > low:
             position = block * decider.block_tokens_of(slot.source)
-            decider.emit(ev.HitsLost, slot.slot, Tier(part.tier), max(0, counted), position)
-            decider.lost_hits[Tier(part.tier)] += max(0, counted)
+            again = slot.preemptions > 0
+            decider.emit(ev.HitsLost, slot.slot, Tier(part.tier), max(0, counted), position, again)
+            decider.lost_hits[Tier(part.tier)] += 0 if again else max(0, counted)
 
 
 def _end_load(decider: Decider, slot: SlotFacts) -> None:

@@ -1604,31 +1604,35 @@ class Event(_message.Message):
         ended: _containers.RepeatedScalarFieldContainer[str]
         def __init__(self, iteration: _Optional[int] = ..., count: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., slots: _Optional[_Iterable[int]] = ..., positions: _Optional[_Iterable[int]] = ..., ended: _Optional[_Iterable[str]] = ...) -> None: ...
     class PrefixScored(_message.Message):
-        __slots__ = ("slot", "prompt_blocks", "hits", "again_tiers", "again_within_ns", "again_blocks")
+        __slots__ = ("slot", "prompt_blocks", "hits", "again_tiers", "again_within_ns", "again_blocks", "readmitted")
         SLOT_FIELD_NUMBER: _ClassVar[int]
         PROMPT_BLOCKS_FIELD_NUMBER: _ClassVar[int]
         HITS_FIELD_NUMBER: _ClassVar[int]
         AGAIN_TIERS_FIELD_NUMBER: _ClassVar[int]
         AGAIN_WITHIN_NS_FIELD_NUMBER: _ClassVar[int]
         AGAIN_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+        READMITTED_FIELD_NUMBER: _ClassVar[int]
         slot: int
         prompt_blocks: int
         hits: _containers.RepeatedScalarFieldContainer[int]
         again_tiers: _containers.RepeatedScalarFieldContainer[int]
         again_within_ns: _containers.RepeatedScalarFieldContainer[int]
         again_blocks: _containers.RepeatedScalarFieldContainer[int]
-        def __init__(self, slot: _Optional[int] = ..., prompt_blocks: _Optional[int] = ..., hits: _Optional[_Iterable[int]] = ..., again_tiers: _Optional[_Iterable[int]] = ..., again_within_ns: _Optional[_Iterable[int]] = ..., again_blocks: _Optional[_Iterable[int]] = ...) -> None: ...
+        readmitted: bool
+        def __init__(self, slot: _Optional[int] = ..., prompt_blocks: _Optional[int] = ..., hits: _Optional[_Iterable[int]] = ..., again_tiers: _Optional[_Iterable[int]] = ..., again_within_ns: _Optional[_Iterable[int]] = ..., again_blocks: _Optional[_Iterable[int]] = ..., readmitted: _Optional[bool] = ...) -> None: ...
     class HitsLost(_message.Message):
-        __slots__ = ("slot", "tier", "blocks", "position")
+        __slots__ = ("slot", "tier", "blocks", "position", "readmitted")
         SLOT_FIELD_NUMBER: _ClassVar[int]
         TIER_FIELD_NUMBER: _ClassVar[int]
         BLOCKS_FIELD_NUMBER: _ClassVar[int]
         POSITION_FIELD_NUMBER: _ClassVar[int]
+        READMITTED_FIELD_NUMBER: _ClassVar[int]
         slot: int
         tier: Tier
         blocks: int
         position: int
-        def __init__(self, slot: _Optional[int] = ..., tier: _Optional[_Union[Tier, str]] = ..., blocks: _Optional[int] = ..., position: _Optional[int] = ...) -> None: ...
+        readmitted: bool
+        def __init__(self, slot: _Optional[int] = ..., tier: _Optional[_Union[Tier, str]] = ..., blocks: _Optional[int] = ..., position: _Optional[int] = ..., readmitted: _Optional[bool] = ...) -> None: ...
     class BreakpointsChanged(_message.Message):
         __slots__ = ("owner", "specs", "by")
         OWNER_FIELD_NUMBER: _ClassVar[int]

@@ -5,6 +5,7 @@ It needs the extra ``web``, so it is imported where it is used.
 Law of this file: the log quotes no address and no header of a visitor, because these hold the key.
 """
 
+import asyncio
 import logging
 import sys
 from collections.abc import Awaitable, Callable
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from aiohttp.typedefs import Middleware
 
 LINE: Final = "%(asctime)s %(message)s"
+SHUTDOWN_S: Final = 0.5
+"""For the process of a visitor to end, which needs a fraction of it. The server leaves after twice as long at most."""
 ROUTE: Final = "kvbm-route"
 """Item of a request: the pattern of ours that its address matches, None if it matches none."""
 
@@ -29,6 +32,7 @@ class VisitorServer(Server):  # type: ignore[misc,unused-ignore]
     def __init__(self, command: str, host: str, port: int, gate: "Middleware") -> None:
         super().__init__(command, host=host, port=port, title="kvbm-console")
         self._gate = gate
+        self._visitors: set[asyncio.Transport] = set()
 
     async def _make_app(self) -> Any:
         app = await super()._make_app()
@@ -42,11 +46,29 @@ class VisitorServer(Server):  # type: ignore[misc,unused-ignore]
         logging.getLogger("aiohttp.server").addFilter(quotes_no_request)
 
     def serve(self, debug: bool = False) -> None:
-        """Answer visitors until SIGINT or SIGTERM."""
+        """Answer visitors until SIGINT or SIGTERM, then end within about two seconds, whatever they do."""
         self.initialize_logging()
         web.run_app(
             self._make_app(), host=self.host, port=self.port, print=None, access_log_class=RouteLog,
+            shutdown_timeout=SHUTDOWN_S,
         )
+
+    async def handle_websocket(self, request: web.Request) -> web.WebSocketResponse:
+        """As in every server."""
+        visitor = request.transport
+        if visitor is not None:
+            self._visitors.add(visitor)
+        try:
+            return await super().handle_websocket(request)
+        finally:
+            self._visitors.discard(visitor)
+
+    async def on_shutdown(self, app: web.Application) -> None:
+        """Cut off all visitors. Their processes are then told to end."""
+        # The library waits for each handler, and a handler waits for its visitor. One that is silent, or takes nothing
+        # of what is written to it, ends it only when the heartbeat has failed, after 22 s.
+        for visitor in self._visitors:
+            visitor.abort()
 
 
 class RouteLog(AbstractAccessLogger):

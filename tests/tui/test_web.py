@@ -4,9 +4,11 @@ Law of this file: nothing waits for time; what the page or the console says is r
 """
 
 import asyncio
+import contextlib
 import json
 import os
 import re
+import select
 import signal
 import socket
 import subprocess
@@ -23,6 +25,8 @@ from kvbm_console.cli.web import DRIVER_VARIABLE, visitor_command
 from tests.cli.programs import PROGRAM, Daemon, environment, run, serving
 
 DEADLINE_S = 100
+ENDS_S = 12
+"""Far above the two seconds that are promised, and below the 22 s of a server that waits for its heartbeat to fail."""
 
 
 @pytest.fixture
@@ -223,6 +227,31 @@ def test_a_visitor_does_not_outlive_a_server_that_was_killed(daemon: Daemon) -> 
         finally:
             if visitor.returncode is None:
                 os.killpg(visitor.pid, signal.SIGKILL)
+
+
+def test_a_server_ends_at_once_beside_visitors_that_do_not_answer(daemon: Daemon) -> None:
+    with contextlib.ExitStack() as stack, served(daemon, "--read-only") as console:
+        for wanted in (b"read-only", b"101 Switching Protocols"):  # the other's process has just begun
+            silent = stack.enter_context(console.connect(
+                "GET /ws?width=120&height=40 HTTP/1.1", f"Cookie: {console.cookie}", "Connection: Upgrade",
+                "Upgrade: websocket", "Sec-WebSocket-Version: 13", "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==",
+            ))
+            seen = b""
+            while wanted not in seen:
+                more = silent.recv(65_536)
+                assert more, seen
+                seen += more
+        own = console.process.pid
+        began = [os.pidfd_open(int(pid)) for pid in Path(f"/proc/{own}/task/{own}/children").read_text().split()]
+        assert began
+        console.process.terminate()
+        log, errors = console.process.communicate(timeout=ENDS_S)
+        assert (console.process.returncode, errors, "Traceback" in log) == (0, "", False)
+        for process in began:
+            ended = select.poll()
+            ended.register(process, select.POLLIN)
+            assert ended.poll(DEADLINE_S * 1000), "a visitor's process outlives the server"
+            os.close(process)
 
 
 def test_a_port_that_is_taken_is_one_sentence(daemon: Daemon) -> None:

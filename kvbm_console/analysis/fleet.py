@@ -12,14 +12,13 @@ from typing import Annotated, Final
 import msgspec
 
 from kvbm_console.analysis.digest import Count, Counts, Digest, MissedFrom, total
+from kvbm_console.core.unreadable import UNREADABLE
 
 WORDS: Final = ("fault", "gone", "held", "caution", "fine")
 """How a daemon stands, the worst first."""
 GONE: Final = "gone"
 OTHER_VERSION: Final = "it tells a summary of another version"
 FINE: Final = "fine"
-UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""Raised for bytes that are no message of ours; the last for one that is nested without end."""
 Word = Annotated[str, msgspec.Meta(pattern=rf"^({'|'.join(WORDS)})\Z")]
 SHOWN_CHARS: Final = 240
 """Characters of a text of a summary; a longer text is cut."""

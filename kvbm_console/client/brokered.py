@@ -22,7 +22,7 @@ from typing import Any, Final
 import msgspec
 
 from kvbm_console.analysis.digest import Digest
-from kvbm_console.analysis.fleet import OTHER_VERSION, UNREADABLE, DaemonRow, Digested, Located
+from kvbm_console.analysis.fleet import OTHER_VERSION, DaemonRow, Digested, Located
 from kvbm_console.client.broker import (
     ANSWER_S,
     SUMMARIES,
@@ -36,6 +36,7 @@ from kvbm_console.client.broker import (
 from kvbm_console.client.fleet import FleetView
 from kvbm_console.core.config import SECOND_NS
 from kvbm_console.core.errors import ConnectionLost, Refused
+from kvbm_console.core.unreadable import UNREADABLE
 from kvbm_console.extras import need
 
 WATCH_S: Final = 20.0

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Final, Self, TypeVar
 from kvbm_console.analysis.digest import MissedFrom
 from kvbm_console.analysis.fleet import (
     OTHER_VERSION,
-    UNREADABLE,
     DaemonRow,
     Elsewhere,
     FleetReport,
@@ -24,6 +23,7 @@ from kvbm_console.analysis.fleet import (
 from kvbm_console.client.access import Access
 from kvbm_console.client.connection import Client
 from kvbm_console.core.errors import KvbmConsoleError, UsageError
+from kvbm_console.core.unreadable import UNREADABLE
 
 if TYPE_CHECKING:
     from kvbm_console.client.broker import BrokerAddress

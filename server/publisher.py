@@ -22,7 +22,6 @@ from typing import Any, Final
 import anyio
 import msgspec
 
-from kvbm_console.analysis.fleet import UNREADABLE
 from kvbm_console.client.broker import (
     Broker,
     BrokerAddress,
@@ -32,6 +31,7 @@ from kvbm_console.client.broker import (
     keep_summaries,
 )
 from kvbm_console.core.errors import ConnectionLost, Refused
+from kvbm_console.core.unreadable import UNREADABLE
 from kvbm_console.extras import need
 from kvbm_console.service import LeaderService
 from kvbm_console.wire.protocol import FOUND_HASHES_MAX, NAME_BYTES_MAX

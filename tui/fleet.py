@@ -149,6 +149,8 @@ class FleetDesk:
         for word, number in report.stands.items():
             if number:
                 pen.put(f" {self.glyphs[word]} {count(number)} {word}", ROLES[word]).put(" ")
+        if report.dropped:
+            pen.put(f" +{count(report.dropped)} dropped", "fault").put(" ")
         first = digest.first_token
         right = (f"hit {percent(sum(digest.hits), digest.prompt_blocks)}   first token p50 "
                  f"{spoken(first.quantile(0.5))}   p99 {spoken(first.quantile(0.99))} ")

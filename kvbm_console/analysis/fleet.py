@@ -3,7 +3,7 @@
 A daemon tells a summary of a few kilobytes when it is asked. Nothing of a fleet is stored, and no daemon knows the
 others. A daemon that does not answer keeps its row and says for how long.
 
-Law of this file: every daemon that was named has a row, whatever it answered.
+Law of this file: every daemon that was named has a row, whatever it answered, or is counted as dropped.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -12,14 +12,13 @@ from typing import Annotated, Final
 import msgspec
 
 from kvbm_console.analysis.digest import Count, Counts, Digest, MissedFrom, total
+from kvbm_console.core.unreadable import UNREADABLE
 
 WORDS: Final = ("fault", "gone", "held", "caution", "fine")
 """How a daemon stands, the worst first."""
 GONE: Final = "gone"
 OTHER_VERSION: Final = "it tells a summary of another version"
 FINE: Final = "fine"
-UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""Raised for bytes that are no message of ours; the last for one that is nested without end."""
 Word = Annotated[str, msgspec.Meta(pattern=rf"^({'|'.join(WORDS)})\Z")]
 SHOWN_CHARS: Final = 240
 """Characters of a text of a summary; a longer text is cut."""
@@ -164,6 +163,9 @@ class FleetReport(msgspec.Struct):
     not_captured: int = 0
     """Blocks missed behind one of ``missing`` while another daemon holds that block now."""
 
+    dropped: int = 0
+    """Daemons that have no row, because there are more than a view keeps."""
+
     @property
     def reuse(self) -> "Reuse":
         """The reuse of prompt blocks over the fleet."""
@@ -198,7 +200,7 @@ def by_need(rows: Iterable[DaemonRow]) -> list[DaemonRow]:
     return sorted(rows, key=lambda row: (WORDS.index(row.stands), row.hit_rate or 0.0, row.name, row.target))
 
 
-def report_of(rows: Sequence[DaemonRow], summed: FleetReport | None = None) -> FleetReport:
+def report_of(rows: Sequence[DaemonRow], summed: FleetReport | None = None, dropped: int = 0) -> FleetReport:
     """The fleet as its rows tell it, with the sum and the ``missing`` of an earlier report if it is given. Without one
     ``missing`` is left to the caller, who can ask where the blocks lie."""
     if summed is None:
@@ -206,7 +208,7 @@ def report_of(rows: Sequence[DaemonRow], summed: FleetReport | None = None) -> F
     stands = dict.fromkeys(WORDS, 0)
     for row in rows:
         stands[row.stands] += 1
-    return FleetReport(by_need(rows), stands, summed.digest, summed.missing, summed.not_captured)
+    return FleetReport(by_need(rows), stands, summed.digest, summed.missing, summed.not_captured, dropped)
 
 
 def not_captured(rows: Sequence[DaemonRow], missing: Sequence[Elsewhere]) -> int:

@@ -42,7 +42,9 @@ def _daemons(report: FleetReport) -> list[Family]:
             holds.add(row.summary.holds, daemon)
             for (level, lint), count in Counter((each.level, each.lint) for each in row.summary.problems).items():
                 problems.add(count, {**daemon, "level": level, "lint": lint})
-    return [stands, up, silent, rate, holds, problems]
+    dropped = Family("kvbm_fleet_dropped_daemons", "Daemons without samples, because more publish than a view keeps. "
+                     "Above 0: somebody publishes under ever new names.", [((), float(report.dropped))])
+    return [stands, dropped, up, silent, rate, holds, problems]
 
 
 def _sums(report: FleetReport) -> list[Family]:

@@ -29,6 +29,7 @@ from kvbm_console.analysis.lake import FileRows, LakeRows
 from kvbm_console.analysis.lake_questions import TABLES, TEXTS
 from kvbm_console.analysis.walk import Evidence, Progress, Walker, walk
 from kvbm_console.core.errors import RecordingError
+from kvbm_console.core.unreadable import UNREADABLE
 from kvbm_console.extras import need
 from kvbm_console.files import replacing
 from kvbm_console.recording.reader import Items, Recording
@@ -113,7 +114,7 @@ class LakeFiles:
             return set(msgspec.json.decode(self._whole_at.read_bytes(), type=list[int]))
         except FileNotFoundError:
             return set()
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        except UNREADABLE as error:
             raise RecordingError(f"{self._whole_at} is no list of complete files ({error}); without it they are made "
                                  "again, as far as the recording still has their events") from None
 

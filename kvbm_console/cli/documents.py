@@ -581,6 +581,8 @@ class FleetDocument(msgspec.Struct):
 
     daemons: list[FleetRow]
     stands: dict[str, int]
+    dropped_daemons: int
+    """Daemons at a broker that have no row, because there are more than a view keeps."""
     prompt_blocks: int
     hit_blocks: dict[str, int]
     missed_blocks: int

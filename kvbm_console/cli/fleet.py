@@ -1,7 +1,7 @@
 """``kvbm-console fleet``: many daemons on one screen, or once as text or JSON.
 
-Law of this file: every daemon that was named is in the result, and the exit status tells a script whether one of them
-needs a person.
+Law of this file: every daemon that was named is in the result, or counted as dropped. The exit status tells a script
+whether one of them needs a person.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -215,6 +215,7 @@ def report_document(report: FleetReport) -> dict[str, Any]:
     return {
         "daemons": [_row_document(row) for row in report.rows],
         "stands": report.stands,
+        "dropped_daemons": report.dropped,
         "prompt_blocks": digest.prompt_blocks,
         "hit_blocks": {f"g{tier}": blocks for tier, blocks in enumerate(digest.hits, 1)},
         "missed_blocks": digest.missed_blocks,
@@ -258,7 +259,8 @@ def report_lines(report: FleetReport) -> Iterator[str]:
     stands = "  ".join(f"{count} {word}" for word, count in report.stands.items() if count)
     hits = share(sum(digest.hits), digest.prompt_blocks) if digest.prompt_blocks else "–"
     first = digest.first_token
-    yield f"{number(len(report.rows))} daemons  {stands}"
+    dropped = f"  {number(report.dropped)} dropped, more than a view keeps" if report.dropped else ""
+    yield f"{number(len(report.rows))} daemons  {stands}{dropped}"
     yield (f"hit rate {hits} of {number(digest.prompt_blocks)} prompt blocks  first token p50 "
            f"{_time(first.quantile(0.5))} p99 {_time(first.quantile(0.99))}  {number(digest.preemptions)} preemptions")
     if digest.prompt_blocks:

@@ -60,22 +60,13 @@ def leave_with_server() -> None:
 def serve(port: int, arguments: Sequence[str]) -> None:
     """Serve ``kvbm-console attach`` with these arguments until it is told to end."""
     try:
-        from textual_serve.server import Server
+        from kvbm_console.cli.web_server import VisitorServer
     except ImportError:
         raise missing("--serve-web", "web", "textual-serve") from None
     _require_free(port)
     key = secrets.token_urlsafe(KEY_BYTES)
-
-    class Local(Server):  # type: ignore[misc,unused-ignore]
-        """The server with the gate in front."""
-
-        async def _make_app(self) -> Any:
-            app = await super()._make_app()
-            app.middlewares.append(gate(port, key))
-            return app
-
     warn(f"the console is on http://{HOST}:{port}/?key={key}; ctrl-c ends it")
-    Local(visitor_command(arguments), host=HOST, port=port, title="kvbm-console").serve()
+    VisitorServer(visitor_command(arguments), HOST, port, gate(port, key)).serve()
 
 
 def visitor_command(arguments: Sequence[str]) -> str:

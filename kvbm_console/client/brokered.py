@@ -4,7 +4,10 @@ The last summary of every daemon is fetched when the fleet is looked at, and its
 summed. One that is replaced before costs next to nothing. Ages count from the broker's
 clock at the beginning and from our own monotonic clock afterwards, so clocks that differ by minutes do no harm.
 
-Law of this file: a daemon that has ever told a summary has a row until it has ended in order.
+The names of rows, and what they tell, come from anyone who may publish at the broker. So rows are bounded: those that
+are gone for the longest time make way first, then living ones, the last that came first.
+
+Law of this file: a daemon that has told a summary has a row until it ends in order, or is counted as dropped.
 """
 
 import asyncio
@@ -13,12 +16,13 @@ import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from functools import partial
+from itertools import chain
 from typing import Any, Final
 
 import msgspec
 
 from kvbm_console.analysis.digest import Digest
-from kvbm_console.analysis.fleet import OTHER_VERSION, UNREADABLE, DaemonRow, Digested, Located
+from kvbm_console.analysis.fleet import OTHER_VERSION, DaemonRow, Digested, Located
 from kvbm_console.client.broker import (
     ANSWER_S,
     SUMMARIES,
@@ -32,6 +36,7 @@ from kvbm_console.client.broker import (
 from kvbm_console.client.fleet import FleetView
 from kvbm_console.core.config import SECOND_NS
 from kvbm_console.core.errors import ConnectionLost, Refused
+from kvbm_console.core.unreadable import UNREADABLE
 from kvbm_console.extras import need
 
 WATCH_S: Final = 20.0
@@ -40,6 +45,16 @@ OVERDUE_S: Final = 3.0
 """A summary may be late: a busy daemon is not gone."""
 FORGOTTEN_S: Final = 60.0
 """The broker forgets a fleet that nobody has looked at for so long; the next look begins anew."""
+ROWS_MAX: Final = 16_384
+"""Rows of a view, for fleets of thousands. A row takes 1.7 kB at least, so these take 28 MB."""
+ROWS_BYTES_MAX: Final = 128 << 20
+"""Bytes of the names and last messages of all rows. The summary of a busy daemon has 9 kB and takes 74 kB of memory, so
+10,000 of them fit and take 0.75 GB. The dearest one that a stranger can make takes 34 times its bytes, 4.6 GB in all.
+"""
+TAKEN: Final = 8
+"""Reciprocal of the share of these bounds that may wait to be decoded."""
+DROPPED_MAX: Final = 65_536
+"""Dropped daemons that are told apart, and the largest number of them that is told; 4 MB."""
 
 
 class BrokeredFleet(FleetView):
@@ -53,11 +68,16 @@ class BrokeredFleet(FleetView):
         self._address = address
         self._summaries: _Summaries | None = None
         """None while no broker is connected."""
-        self._of: dict[str, DaemonRow] = {}
+        self._of: dict[str, _Known] = {}
+        """In the order in which they came."""
+        self._bytes = 0
+        """Of all of these."""
+        self._dropped: set[int] = set()
+        """Hashes of the names of daemons that have no row."""
         self._fresh: dict[str, tuple[bytes, float]] = {}
         """Subject to its newest message and when it was heard, until that is decoded."""
-        self._heard_s: dict[str, float] = {}
-        self._due_s: dict[str, float] = {}
+        self._fresh_bytes = 0
+        """Of all messages that were heard since, replaced ones included."""
         self._asked_s = 0.0
 
     async def __aenter__(self) -> "BrokeredFleet":
@@ -93,14 +113,39 @@ class BrokeredFleet(FleetView):
 
     def _catch_up(self) -> None:
         now_s = time.monotonic()
-        fresh, self._fresh = self._fresh, {}
+        fresh, self._fresh, self._fresh_bytes = self._fresh, {}, 0
         for subject, (data, heard_s) in fresh.items():
             self._take(named(subject), data, heard_s)
-        for name, row in self._of.items():
-            row.silent_s = now_s - self._heard_s[name]
-            if self._summaries is not None and row.silent_s > self._due_s[name] + OVERDUE_S:
+        for known in self._of.values():
+            row = known.row
+            row.silent_s = now_s - known.heard_s
+            if self._summaries is not None and row.silent_s > known.due_s + OVERDUE_S:
                 row.error = "summary overdue"
-        self.rows = list(self._of.values())
+        self._make_room()
+        self.rows = [known.row for known in self._of.values()]
+        self.dropped = len(self._dropped)
+
+    def _make_room(self) -> None:
+        if self._fits:
+            return
+        gone = sorted((known for known in self._of.values() if known.row.error), key=lambda known: known.heard_s)
+        living = [known for known in reversed(self._of.values()) if not known.row.error]
+        for known in chain(gone, living):
+            name = known.row.target
+            self._forget(name)
+            if len(self._dropped) < DROPPED_MAX:
+                self._dropped.add(hash(name))
+            if self._fits:
+                return
+
+    @property
+    def _fits(self) -> bool:
+        return len(self._of) <= ROWS_MAX and self._bytes <= ROWS_BYTES_MAX
+
+    def _forget(self, name: str) -> None:
+        known = self._of.pop(name, None)
+        if known is not None:
+            self._bytes -= len(name) + known.kept
 
     async def find(self, hashes: Sequence[int], request: str = "") -> dict[str, list[Located]]:
         """As in every view; all daemons together have ``ANSWER_S``."""
@@ -133,8 +178,9 @@ class BrokeredFleet(FleetView):
                 with broker.asking("hear answers"):
                     await subscription.unsubscribe()
         except TimeoutError:
-            for name in living:
-                self._of[name].error = f"it did not answer in {ANSWER_S:.0f} s"
+            for row in self.rows:
+                if row.target in living:
+                    row.error = f"it did not answer in {ANSWER_S:.0f} s"
         except (ConnectionLost, Refused) as error:
             for row in self.rows:
                 row.error = str(error)
@@ -167,14 +213,22 @@ class BrokeredFleet(FleetView):
 
     def _fresh_at(self, subject: str, data: bytes, heard_s: float) -> None:
         self._fresh[subject] = data, heard_s
+        self._fresh_bytes += len(data) + len(subject)
+        if len(self._fresh) * TAKEN >= ROWS_MAX or self._fresh_bytes * TAKEN >= ROWS_BYTES_MAX:
+            self._catch_up()
 
     def _take(self, name: str, data: bytes, heard_s: float) -> None:
+        self._dropped.discard(hash(name))
         if not data:  # it has ended in order
-            self._of.pop(name, None)
+            self._forget(name)
             return
-        row = self._of.setdefault(name, DaemonRow(name))
+        known = self._of.get(name)
+        if known is None:
+            known = self._of[name] = _Known(name)
+            self._bytes += len(name)
+        row = known.row
         before = row.summary
-        self._heard_s[name], self._due_s[name] = heard_s, math.inf
+        known.heard_s, known.due_s = heard_s, math.inf
         try:
             told = msgspec.msgpack.decode(data, type=PublishedSummary)
             mine = told.summary.incarnation
@@ -185,9 +239,25 @@ class BrokeredFleet(FleetView):
             return
         row.summary, row.address, row.host, row.error = told.summary, told.address, told.host, ""
         row.keyframe, row.decode = told.keyframe, partial(_digest, data)
-        self._due_s[name] = told.every_s
+        self._bytes += len(data) - known.kept
+        known.kept = len(data)
+        known.due_s = told.every_s
         if told.name_shared:
             row.error = f"two daemons publish as {name}; give each its own --name"
+
+
+class _Known:
+    """A daemon that has told a summary."""
+
+    __slots__ = ("due_s", "heard_s", "kept", "row")
+
+    def __init__(self, name: str) -> None:
+        self.row = DaemonRow(name)
+        self.heard_s = 0.0
+        self.due_s = math.inf
+        """The next summary follows within so many seconds."""
+        self.kept = 0
+        """Bytes of the last message that could be read."""
 
 
 class _Published(msgspec.Struct):

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Final, Self, TypeVar
 from kvbm_console.analysis.digest import MissedFrom
 from kvbm_console.analysis.fleet import (
     OTHER_VERSION,
-    UNREADABLE,
     DaemonRow,
     Elsewhere,
     FleetReport,
@@ -24,6 +23,7 @@ from kvbm_console.analysis.fleet import (
 from kvbm_console.client.access import Access
 from kvbm_console.client.connection import Client
 from kvbm_console.core.errors import KvbmConsoleError, UsageError
+from kvbm_console.core.unreadable import UNREADABLE
 
 if TYPE_CHECKING:
     from kvbm_console.client.broker import BrokerAddress
@@ -44,6 +44,8 @@ class FleetView(ABC):
     """A fleet that can be asked, as an asynchronous context manager."""
 
     rows: list[DaemonRow]
+    dropped = 0
+    """Daemons that have no row, because there are more than the view keeps."""
     _summed: FleetReport | None = None
     """The last report whose sum was made anew."""
     _summed_s = 0.0
@@ -76,12 +78,12 @@ class FleetView(ABC):
         await self.refresh()
         watching = sum(row.summary is not None and row.summary.watching for row in self.rows)
         if self._summed is not None and watching <= self._watching and time.monotonic() < self._summed_s + older_s:
-            return report_of(self.rows, self._summed)
+            return report_of(self.rows, self._summed, self.dropped)
         self._watching, self._summed_s = watching, time.monotonic()
         self._summed = report_of(self.rows)
         self._summed.missing = await self._where(self._summed.digest.missing.most(MISSING_SHOWN))
         self._summed.not_captured = not_captured(self.rows, self._summed.missing)
-        return report_of(self.rows, self._summed)  # a daemon may have been too slow to say what it holds
+        return report_of(self.rows, self._summed, self.dropped)  # a daemon may have been too slow to say what it holds
 
     async def first_look(self) -> FleetReport:
         """As ``look``, after every daemon that answers has read its own past, or had ``FIRST_S`` for it."""

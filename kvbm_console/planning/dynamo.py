@@ -16,6 +16,7 @@ from typing import Annotated, Any, Final
 import msgspec
 
 from kvbm_console.core.errors import UsageError
+from kvbm_console.core.unreadable import UNREADABLE
 from kvbm_console.simulator.hashing import generated_hashes
 from kvbm_console.simulator.traces import LINE_BYTES_MAX, MILLISECOND_NS, TOKENS_MAX, TraceFile
 from kvbm_console.simulator.workloads import Capacities, Request
@@ -114,7 +115,7 @@ class DynamoRequestTrace(TraceFile):
             if found.get("event_type") != "request_end" or "replay" not in (found.get("request") or {}):
                 return None
             record = msgspec.convert(found, _Record)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        except UNREADABLE as error:
             raise self.bad(number, str(error)) from error
         replay = record.request.replay
         if max(replay.input_sequence_hashes, default=0) >= 2**64:

@@ -20,6 +20,7 @@ import msgspec
 
 from kvbm_console.core.config import SECOND_NS
 from kvbm_console.core.errors import UsageError
+from kvbm_console.core.unreadable import UNREADABLE
 from kvbm_console.simulator.hashing import generated_hashes
 from kvbm_console.simulator.traces import TOKENS_MAX, TraceFile
 from kvbm_console.simulator.workloads import Capacities, Request
@@ -172,7 +173,7 @@ class LMCacheTrace(TraceFile):
                 if spec.warms() or request in seen:
                     continue
                 lookup = _lookup(round(call.t_mono * SECOND_NS), spec)
-            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            except UNREADABLE as error:
                 raise self.bad(number, str(error)) from error
             if lookup.hashes:
                 seen |= {request} - {""}

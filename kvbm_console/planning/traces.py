@@ -19,6 +19,7 @@ import msgspec
 
 from kvbm_console.core.config import SECOND_NS
 from kvbm_console.core.errors import UsageError
+from kvbm_console.core.unreadable import UNREADABLE
 from kvbm_console.planning.dynamo import DynamoRequestTrace
 from kvbm_console.planning.lmcache import LMCACHE_NOTE, LMCacheTrace
 from kvbm_console.planning.recorded import OPTION, RecordedWorkload
@@ -70,7 +71,7 @@ def _columns_of(line: bytes) -> set[str]:
         if text.lstrip().startswith("{"):
             return {f"{key}:" for key in msgspec.json.decode(text.encode(), type=dict[str, Any])}
         return {name.strip().lower() for name in next(csv.reader([text]), [])}
-    except (UnicodeDecodeError, msgspec.DecodeError, RecursionError, csv.Error):
+    except (*UNREADABLE, csv.Error):
         return set()
 
 

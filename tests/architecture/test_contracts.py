@@ -94,6 +94,16 @@ def test_a_public_class_name_exists_once() -> None:
     assert not {name: found for name, found in places.items() if len(found) > 1}
 
 
+def test_the_errors_of_unreadable_bytes_are_listed_once() -> None:
+    wanted = {"DecodeError", "UnicodeDecodeError", "RecursionError"}
+    places = [
+        path.relative_to(ROOT).as_posix() for path in sources()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.Tuple)
+        and wanted <= {getattr(each, "attr", getattr(each, "id", "")) for each in node.elts}
+    ]
+    assert places == ["kvbm_console/core/unreadable.py"]
+
+
 def core_modules() -> list[str]:
     """Every module of the core, and of the command line's formatting, where examples are run."""
     names = [

@@ -23,8 +23,9 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from kvbm_console.analysis.digest import Counts, Digest, total
-from kvbm_console.analysis.fleet import OTHER_VERSION, DaemonSummary, Located, report_of
-from kvbm_console.cli.fleet import report_lines
+from kvbm_console.analysis.fleet import OTHER_VERSION, DaemonSummary, Located, Problem, report_of
+from kvbm_console.analysis.fleet_metrics import exposition
+from kvbm_console.cli.fleet import report_document, report_lines
 from kvbm_console.cli.main import cli
 from kvbm_console.client import broker as brokers
 from kvbm_console.client import brokered
@@ -39,6 +40,7 @@ from server import publisher
 from server.daemon import Daemon
 from tests.server.brokers import Partition, nats_server
 from tests.server.daemons import ROOT, certificate_in, daemon_at, published
+from tui.fleet import FleetDesk
 
 LOAD = "multiturn:requests=40,sessions=6,system=64,turns=3"
 def rights() -> str:
@@ -201,6 +203,74 @@ def test_a_summary_that_no_daemon_tells_is_one_sentence(changes: dict[str, Any])
     report = report_of(fleet.rows)
     assert [(row.target, row.stands, row.error) for row in report.rows if row.error] == [("one", "gone", OTHER_VERSION)]
     assert list(report_lines(report))
+
+
+def told_by(name: str, why: str = "") -> bytes:
+    """A living daemon's summary; ``why`` makes it large."""
+    problems = [Problem("fault", "lint", "who", "what", why)] if why else []
+    return msgspec.msgpack.encode(
+        PublishedSummary(DaemonSummary(name, "kvbm", "x", 7, 1, True, 0, problems=problems), "unix:/d", "host", 2.0)
+    )
+
+
+class Heard:
+    """A view without a broker, which hears what a test says."""
+
+    def __init__(self) -> None:
+        self.fleet = BrokeredFleet(broker_address("nats://127.0.0.1", "broker"))
+        self.fleet._summaries = brokered._Summaries(Broker(self.fleet._address, "test"), self.fleet._fresh_at)
+
+    def hear(self, name: str, data: bytes | None = None, ago_s: float = 0.0) -> tuple[set[str], int]:
+        """The rows and the number of dropped daemons after this message of a daemon."""
+        subject = self.fleet._address.subject(name, "sum")
+        self.fleet._fresh_at(subject, told_by(name) if data is None else data, time.monotonic() - ago_s)
+        self.fleet._catch_up()
+        return {row.target for row in self.fleet.rows}, self.fleet.dropped
+
+
+@pytest.mark.asyncio
+async def test_those_that_are_gone_for_the_longest_time_make_way_and_are_counted(
+    monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(brokered, "ROWS_MAX", 4)
+    view = Heard()
+    for name, ago_s in (("gone", 90.0), ("one", 0.0), ("gone longer", 100.0), ("two", 0.0)):
+        view.hear(name, ago_s=ago_s)
+    assert view.hear("three") == ({"gone", "one", "two", "three"}, 1)
+    assert view.hear("four") == ({"one", "two", "three", "four"}, 2)
+    assert view.hear("five") == ({"one", "two", "three", "four"}, 3), "no living daemon makes way for another"
+    report = report_of(view.fleet.rows, dropped=view.fleet.dropped)
+    desk = FleetDesk()
+    desk.take(report)
+    assert next(report_lines(report)) == "4 daemons  4 fine  3 dropped, more than a view keeps"
+    assert "+3 dropped" in desk.draw(120, 30)[0].text
+    assert "kvbm_fleet_dropped_daemons 3" in exposition(report)
+    assert report_document(report)["dropped_daemons"] == 3
+    assert view.hear("two", b"") == ({"one", "three", "four"}, 3)
+    assert view.hear("five") == ({"one", "three", "four", "five"}, 2)
+
+
+@pytest.mark.asyncio
+async def test_memory_is_bounded_whatever_is_published(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(brokered, "ROWS_MAX", 80)
+    monkeypatch.setattr(brokered, "ROWS_BYTES_MAX", 40_000)
+    monkeypatch.setattr(brokered, "DROPPED_MAX", 200)
+    view = Heard()
+    fleet = view.fleet
+    for number in range(1_000):  # many in one fetch
+        fleet._fresh_at(fleet._address.subject(f"d{number}", "sum"), told_by(f"d{number}"), time.monotonic())
+        assert len(fleet._of) <= 80
+        assert len(fleet._fresh) <= 10
+    view.hear("another")
+    assert (len(fleet.rows), fleet.dropped, fleet._bytes <= 40_000) == (80, 200, True)
+    for row in fleet.rows:  # those that end leave nothing
+        view.hear(row.target, b"")
+    assert (fleet._of, fleet._bytes) == ({}, 0)
+    for name in "abcdefgh":  # a message that cannot be read does not hide how large the one before was
+        view.hear(name, told_by(name, "x" * 9_000))
+        view.hear(name, b"\xc1")
+    assert {row.target for row in fleet.rows} == set("efgh")
+    assert sum(len(row.summary.problems[0].because) for row in fleet.rows if row.summary is not None) == 36_000
 
 
 NESTED = b"\x81\xa5extra" + b"\x91" * 100_000 + b"\xc0"

@@ -5,6 +5,7 @@ Law of this file: callbacks run in the order in which asyncio runs them; only ti
 
 import asyncio
 import heapq
+import inspect
 from collections import deque
 from collections.abc import Callable, Coroutine
 from contextvars import Context
@@ -276,9 +277,22 @@ class Loop(asyncio.AbstractEventLoop):
 
 
 def unwind(coroutine: Any) -> None:
-    """Leave every block of a coroutine, also those that would wait while they are left."""
+    """Leave every block of a coroutine, also those that would wait while they are left. One that has not begun is
+    closed, and so are the coroutines that it was given to await."""
+    if has_not_begun(coroutine):
+        for given in coroutine.cr_frame.f_locals.values():
+            for inner in (given, getattr(given, "coro", None)):  # a task of anyio, from 4.14 on, is given a handle
+                if has_not_begun(inner):
+                    unwind(inner)
+        coroutine.close()
+        return
     for _ in range(UNWIND_MAX):
         try:
             coroutine.throw(Killed())
         except BaseException:
             return
+
+
+def has_not_begun(coroutine: Any) -> bool:
+    """True for a coroutine of Python that was made, and neither awaited nor closed."""
+    return inspect.iscoroutine(coroutine) and inspect.getcoroutinestate(coroutine) == inspect.CORO_CREATED

@@ -4,23 +4,26 @@ Law of this file: a failing seed names itself; ``python -m tests.sim --seeds SEE
 """
 
 import ast
+import asyncio
+import gc
 import importlib
 import os
 import subprocess
 import sys
+import warnings
+from collections.abc import Callable, Coroutine
 from pathlib import Path
+from typing import Any
 
+import anyio
 import pytest
+from anyio.abc import TaskGroup
 
 from tests.sim.faults import FEATURES, KINDS
-from tests.sim.machine import OUTSIDE, SEAMS
+from tests.sim.machine import OUTSIDE, SEAMS, Machine, machine
 from tests.sim.mutants import MUTANTS, Mutant
 from tests.sim.run import simulate
 
-pytestmark = pytest.mark.filterwarnings(
-    # A daemon that is killed while it starts leaves what it was about to await.
-    "ignore:coroutine 'LeaderService.run' was never awaited:RuntimeWarning"
-)
 ROOT = Path(__file__).resolve().parents[2]
 SEEDS = range(8)
 SEEDS_FULL = range(1_000, 4_000)
@@ -48,6 +51,35 @@ def look(seeds: range) -> None:
         f"python -m tests.sim --seeds {result.seed} ({', '.join(result.faults)}): {sentence}"
         for result in broken for sentence in result.violations
     )
+
+
+async def nothing() -> None:
+    return
+
+
+async def waiting_for(awaitable: Coroutine[Any, Any, None]) -> None:
+    await awaitable
+
+
+def test_a_killed_process_closes_the_tasks_that_have_not_begun() -> None:
+    def killed(machine: Machine, spawn: Callable[[TaskGroup], object]) -> None:
+        async def main() -> None:
+            async with anyio.create_task_group() as group:
+                spawn(group)
+                victim.process.kill()
+
+        victim = machine.loop("victim", main)
+        machine.world.run(1.0)
+        assert victim.process.dead
+
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        with machine(1) as made:
+            killed(made, lambda group: group.start_soon(nothing))
+            killed(made, lambda group: asyncio.get_running_loop().create_task(waiting_for(nothing())))
+            killed(made, lambda group: group.start_soon(waiting_for, nothing()))
+        gc.collect()
+    assert [str(each.message) for each in told] == []
 
 
 def some_digests() -> list[str]:

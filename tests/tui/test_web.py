@@ -4,9 +4,11 @@ Law of this file: nothing waits for time; what the page or the console says is r
 """
 
 import asyncio
+import contextlib
 import json
 import os
 import re
+import select
 import signal
 import socket
 import subprocess
@@ -14,6 +16,7 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import aiohttp
 import pytest
@@ -22,6 +25,8 @@ from kvbm_console.cli.web import DRIVER_VARIABLE, visitor_command
 from tests.cli.programs import PROGRAM, Daemon, environment, run, serving
 
 DEADLINE_S = 100
+ENDS_S = 12
+"""Far above the two seconds that are promised, and below the 22 s of a server that waits for its heartbeat to fail."""
 
 
 @pytest.fixture
@@ -48,9 +53,39 @@ def listening(port: int) -> None:
     raise AssertionError(f"nobody listens on {port}")
 
 
+class Served(NamedTuple):
+    """A console in a browser's reach."""
+
+    process: subprocess.Popen[str]
+    address: str
+    """As it was printed, with the key."""
+
+    @property
+    def host(self) -> str:
+        """The ``Host`` of its pages."""
+        return self.address.removeprefix("http://").split("/")[0]
+
+    @property
+    def key(self) -> str:
+        """The key that lets a visitor in."""
+        return self.address.partition("?key=")[2]
+
+    @property
+    def cookie(self) -> str:
+        """The cookie of a visitor who showed the key."""
+        return f"kvbm-console-{self.host.rpartition(':')[2]}={self.key}"
+
+    def connect(self, head: str, *lines: str) -> socket.socket:
+        """A connection that has sent a request with this first line and these headers."""
+        host, _, port = self.host.rpartition(":")
+        visitor = socket.create_connection((host, int(port)), DEADLINE_S)
+        visitor.sendall("\r\n".join((head, f"Host: {self.host}", *lines, "", "")).encode("latin-1"))
+        return visitor
+
+
 @contextmanager
-def web(daemon: Daemon, *args: str, directory: Path | None = None) -> Iterator[str]:
-    """A console in a browser's reach; ends with it. The address that it printed."""
+def served(daemon: Daemon, *args: str, directory: Path | None = None) -> Iterator[Served]:
+    """A console in a browser's reach; ends with it."""
     port = free_port()
     process = subprocess.Popen(
         [PROGRAM, "attach", "--serve-web", str(port), *args], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
@@ -63,10 +98,18 @@ def web(daemon: Daemon, *args: str, directory: Path | None = None) -> Iterator[s
         assert address is not None
         assert any("Press Ctrl+C" in line for line in process.stdout), "the server did not start"
         listening(port)  # it says so a little before it listens
-        yield address[0]
+        yield Served(process, address[0])
     finally:
-        process.terminate()
-        process.communicate(timeout=DEADLINE_S)
+        if process.poll() is None:
+            process.terminate()
+            process.communicate(timeout=DEADLINE_S)
+
+
+@contextmanager
+def web(daemon: Daemon, *args: str, directory: Path | None = None) -> Iterator[str]:
+    """As ``served``; the address that it printed."""
+    with served(daemon, *args, directory=directory) as console:
+        yield console.address
 
 
 class Page:
@@ -128,6 +171,30 @@ async def test_the_console_in_a_browser_shows_the_daemon_and_answers_keys(daemon
                     assert reply.status == 403, "another user of this machine reaches the port, and knows no key"
 
 
+def test_the_log_has_no_key(daemon: Daemon) -> None:
+    with served(daemon, "--read-only") as console:
+        key, mine = console.key, f"Cookie: {console.cookie}"
+        requests = (
+            (f"GET /?key={key} HTTP/1.1",), (f"GET /?k%65y={key} HTTP/1.1",),
+            (f"GET /ws?width=9&key={key} HTTP/1.1", mine),
+            ("GET / HTTP/1.1", f"Referer: {console.address}"), ("GET / HTTP/1.1", mine), (f"GET /key={key} HTTP/1.1",),
+            ("GET / HTTP/1.1", f"{mine}\x01"), (f"GET /?key={key}\x01 HTTP/1.1",),  # no HTTP: the parser quotes them
+            (f"GET /?key={key} HTTP/9.1",), (f"GET http://[/?key={key} HTTP/1.1",),
+        )
+        answers = []
+        for request in requests:
+            with console.connect(*request, "Connection: close") as visitor, visitor.makefile("rb") as answer:
+                answers.append(int(answer.read().split()[1]))
+        console.process.terminate()
+        log, errors = console.process.communicate(timeout=DEADLINE_S)
+    assert answers == [303, 303, 303, 403, 200, 403, 400, 400, 400, 400]
+    assert key not in log + errors
+    assert re.findall(r'"(.+)" (\d+)', log) == [
+        ("GET /", "303"), ("GET /", "303"), ("GET /ws", "303"), ("GET /", "403"), ("GET /", "200"), ("GET -", "403"),
+        *[("UNKNOWN -", "400")] * 4,
+    ]
+
+
 @pytest.mark.asyncio
 @pytest.mark.timeout(300)
 async def test_modules_of_the_working_directory_are_not_run(daemon: Daemon, tmp_path: Path) -> None:
@@ -160,6 +227,31 @@ def test_a_visitor_does_not_outlive_a_server_that_was_killed(daemon: Daemon) -> 
         finally:
             if visitor.returncode is None:
                 os.killpg(visitor.pid, signal.SIGKILL)
+
+
+def test_a_server_ends_at_once_beside_visitors_that_do_not_answer(daemon: Daemon) -> None:
+    with contextlib.ExitStack() as stack, served(daemon, "--read-only") as console:
+        for wanted in (b"read-only", b"101 Switching Protocols"):  # the other's process has just begun
+            silent = stack.enter_context(console.connect(
+                "GET /ws?width=120&height=40 HTTP/1.1", f"Cookie: {console.cookie}", "Connection: Upgrade",
+                "Upgrade: websocket", "Sec-WebSocket-Version: 13", "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==",
+            ))
+            seen = b""
+            while wanted not in seen:
+                more = silent.recv(65_536)
+                assert more, seen
+                seen += more
+        own = console.process.pid
+        began = [os.pidfd_open(int(pid)) for pid in Path(f"/proc/{own}/task/{own}/children").read_text().split()]
+        assert began
+        console.process.terminate()
+        log, errors = console.process.communicate(timeout=ENDS_S)
+        assert (console.process.returncode, errors, "Traceback" in log) == (0, "", False)
+        for process in began:
+            ended = select.poll()
+            ended.register(process, select.POLLIN)
+            assert ended.poll(DEADLINE_S * 1000), "a visitor's process outlives the server"
+            os.close(process)
 
 
 def test_a_port_that_is_taken_is_one_sentence(daemon: Daemon) -> None:

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence, Set
 from typing import Any, Final
 
-from kvbm_console.analysis.admissions import FirstMisses
+from kvbm_console.analysis.admissions import FirstMisses, SeenHits
 from kvbm_console.analysis.lake_questions import TABLES
 from kvbm_console.analysis.request_times import RequestTimes
 from kvbm_console.analysis.visitor import Visitor
@@ -84,7 +84,8 @@ class LakeRows(Visitor):
         self._misses = FirstMisses()
         self._times = RequestTimes()
         self._lost_blocks = Counter[int]()
-        """Live slot to its prompt blocks that were found, and whose load failed."""
+        """Live slot to its hits in rows of ``lookups`` whose load failed."""
+        self._seen_hits = SeenHits()
         self.every = self._next
         self.before = {
             ev.BlocksEvicted: self._evicted, ev.SlotClosed: self._closed, ev.CandidateEnded: self._copied,
@@ -114,6 +115,7 @@ class LakeRows(Visitor):
     def resumed(self, state: CacheState, gap: GapSeen | None) -> None:
         """Blocks that are there already, and those that came and went in a gap, are told as of now."""
         self._misses.keep(state.slots)
+        self._seen_hits.keep(state.slots)
         self._times.resumed(state)
         for slot in self._lost_blocks.keys() - state.slots.keys():
             del self._lost_blocks[slot]
@@ -195,13 +197,15 @@ class LakeRows(Visitor):
 
     def _scored(self, e: ev.PrefixScored, state: CacheState) -> None:
         slot = state.slots[e.slot]
+        self._seen_hits.scored(slot)
         miss = self._misses.scored(e, slot)
         why = None if miss is None or miss.why is None else miss.why.label
         missed = (None, 0, why) if miss is None else (miss.key, miss.blocks, why)
         self._row("lookups", e.at_ns, (e.slot, slot.request, e.prompt_blocks, *e.hits, *missed))
 
     def _lost(self, e: ev.HitsLost, state: CacheState) -> None:
-        self._lost_blocks[e.slot] += e.blocks
+        if e.slot in self._seen_hits:
+            self._lost_blocks[e.slot] += e.blocks
 
     def _opened(self, e: ev.SlotOpened | ev.SlotCloned, state: CacheState) -> None:
         self._times.opened(e)
@@ -212,6 +216,7 @@ class LakeRows(Visitor):
     def _closed(self, e: ev.SlotClosed, state: CacheState) -> None:
         slot, times, anchor_ns = state.slots[e.slot], self._times.closed(e), self._anchor_ns
         self._misses.closed(e.slot)
+        self._seen_hits.closed(e.slot)
         self._row("requests", e.at_ns, (
             e.slot, slot.request, anchor_ns + times.arrived_ns,
             None if times.first_token_ns is None else anchor_ns + times.first_token_ns, slot.prompt_tokens,

@@ -22,8 +22,10 @@ from kvbm_console.analysis.lake_questions import ask
 from kvbm_console.analysis.requests import Requests
 from kvbm_console.analysis.walk import evidence_of, walk
 from kvbm_console.cli.main import cli
+from kvbm_console.core import events as ev
 from kvbm_console.core.tiers import READY
 from kvbm_console.recording.reader import Recording
+from tests.analysis.evidence import evidence
 
 RECORDINGS = Path(__file__).resolve().parents[2] / "recordings"
 RUN = RECORDINGS / "screens" / "run.mcap"
@@ -302,6 +304,29 @@ def test_hits_of_failed_loads_are_no_hits(tmp_path: Path) -> None:
     assert delivered == rate
     shutil.rmtree(tmp_path / "requests")
     assert ask(tmp_path, "hit-rate").rows[0][6] == 0, "none of its requests has ended"
+
+
+@pytest.mark.parametrize("begin", [True, False])
+@pytest.mark.parametrize("unseen", ["nothing", "admission", "loss"])
+def test_hits_are_lost_only_where_they_were_counted(unseen: str, begin: bool, tmp_path: Path) -> None:
+    """The recording begins behind the admission whose load fails, or behind the loss, or has a gap there."""
+    recording = Recording.open(RECORDINGS / "failed-load.mcap")
+    events = [event for batch in recording.events() for event in batch]
+    assert recording.config is not None
+    (lost,) = (event for event in events if isinstance(event, ev.HitsLost))
+    (scored,) = (event for event in events if isinstance(event, ev.PrefixScored) and event.slot == lost.slot)
+    last = {"nothing": 0, "admission": scored.seq, "loss": lost.seq}[unseen]
+    seen = evidence(events, recording.config, begin=last + 1) if begin else (
+        evidence(events, recording.config, gap=(max(1, last - 3), last + 1)))
+    lake_files.add(seen, tmp_path, "a", recording.incarnation, recording.clock_anchor_ns)
+    if begin and unseen != "nothing":
+        assert not (tmp_path / "lookups").exists()
+        assert rows(tmp_path, "select sum(lost_blocks) from {requests}") == [(0,)]
+        return
+    (told,) = rows(tmp_path, "select sum(prompt_blocks), sum(g1 + g2 + g3 + g4) from {lookups}")
+    counted = lost.blocks if unseen == "nothing" else 0
+    row = ask(tmp_path, "hit-rate").rows[0]
+    assert (row[6], row[7]) == (counted, round(100 * (told[1] - counted) / told[0], 2))
 
 
 @pytest.mark.parametrize(("arguments", "sentence"), [

@@ -13,6 +13,7 @@ Law of this file: however often a writer is killed and begins again, each row is
 import contextlib
 import fcntl
 import os
+import re
 import select
 import sys
 import time
@@ -26,7 +27,7 @@ from urllib.parse import quote
 import msgspec
 
 from kvbm_console.analysis.lake import FileRows, LakeRows
-from kvbm_console.analysis.lake_questions import TABLES, TEXTS
+from kvbm_console.analysis.lake_questions import NO_NAME, TABLES, TEXTS
 from kvbm_console.analysis.walk import Evidence, Progress, Walker, walk
 from kvbm_console.core.errors import RecordingError
 from kvbm_console.extras import need
@@ -39,6 +40,9 @@ LOOK_S: Final = 2.0
 WRITE_S: Final = 60.0
 """Rows of the last chunk come into the lake at least this often."""
 NICENESS: Final = 19
+_ESCAPED: Final = re.compile(rf"[^\w.~-]|^_(?={NO_NAME.removeprefix('_')}$)")
+"""Characters of a name that are written as in URLs. Letters of all alphabets stay: escaped they take three times as
+many bytes, and a folder's name has room for 255."""
 
 
 class Added(msgspec.Struct, frozen=True):
@@ -60,7 +64,7 @@ class LakeFiles:
         self._compute: Any = need("pyarrow.compute", "lake", "pyarrow", "a lake")
         self._parquet: Any = need("pyarrow.parquet", "lake", "pyarrow", "a lake")
         self._lake = lake
-        self._place = f"engine={quote(engine, safe='')}"
+        self._place = _folder(lake, engine)
         self._incarnation = incarnation
         self._whole_at = lake / "whole" / self._place / f"{incarnation}.json"
         self._whole()  # refused before a long recording is read
@@ -123,6 +127,20 @@ class LakeFiles:
         for table, rows in self.rows.values():
             counts[table] += rows
         return Added(name, engine, counts, len(self.rows), sum(path.stat().st_size for path in self.rows))
+
+
+def _folder(lake: Path, engine: str) -> str:
+    """The folder of an engine in each table."""
+    with contextlib.suppress(UnicodeEncodeError):
+        before = f"engine={quote(engine, safe='')}"
+        if os.path.exists(lake / "whole" / before):
+            return before  # an older lake's: its files are replaced, not written beside
+    return f"engine={_ESCAPED.sub(_escaped, engine)}"
+
+
+def _escaped(character: re.Match[str]) -> str:
+    # A name in bytes that are no UTF-8 (of a file) has them as text, because DuckDB refuses such a folder.
+    return "".join(f"%{byte:02X}" for byte in character[0].encode(errors="backslashreplace"))
 
 
 def _replace(path: Path, write: Callable[[Path], object]) -> None:

@@ -120,6 +120,35 @@ def test_a_lake_has_any_name_and_no_rows_of_its_neighbours(name: str, tmp_path: 
     assert [row[0] for row in ask(tmp_path / name, "hit-rate").rows] == [None, name]
 
 
+NAMES = ("__HIVE_DEFAULT_PARTITION__", "", ".", "..", "a/b", "/", "a=b", "engine=a", "a%b", "a%2Fb", "%5F", "+", " ",
+         "007", "NULL", "*", "[a]", "'", '"', "\\", "\n", "聊" * 64, "x" * 200, "\udcff")
+
+
+@pytest.mark.parametrize("name", NAMES, ids=ascii)
+def test_an_engine_has_any_name(name: str, tmp_path: Path) -> None:
+    for engine in (name, "a"):
+        add(RECORDINGS / "failed-load.mcap", tmp_path, engine)
+    told = name.encode(errors="backslashreplace").decode()  # of a file whose name is no UTF-8
+    assert [row[0] for row in ask(tmp_path, "hit-rate").rows] == [None, *sorted((told, "a"))]
+    assert {path.relative_to(tmp_path).parts[0] for path in tmp_path.rglob("*.parquet")} == set(lake.TABLES)
+
+
+@pytest.mark.parametrize(("name", "folder"), [
+    (NAMES[0], "engine=__HIVE_DEFAULT_PARTITION__"), ("聊", "engine=%E8%81%8A"), ("a/b", "engine=a%2Fb"),
+])
+def test_an_older_lake_keeps_the_folders_of_its_engines(name: str, folder: str, tmp_path: Path) -> None:
+    """A recording that is added again replaces its files, and the engine has its name."""
+    path = RECORDINGS / "failed-load.mcap"
+    add(path, tmp_path, name)
+    new = next(each.name for each in (tmp_path / "whole").iterdir())
+    for each in [*tmp_path.rglob(new)]:
+        each.rename(each.with_name(folder))
+    before, answer = contents(tmp_path), ask(tmp_path, "hit-rate").rows
+    assert answer[1][0] == name
+    add(path, tmp_path, name)
+    assert contents(tmp_path) == before
+
+
 def test_a_failed_write_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import pyarrow.parquet
 

@@ -17,19 +17,20 @@ import re
 import select
 import sys
 import time
+from array import array
 from collections.abc import Callable, Iterator
 from datetime import date
-from itertools import accumulate
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
 
 import msgspec
 
-from kvbm_console.analysis.lake import FileRows, LakeRows
+from kvbm_console.analysis.lake import EVICTED, MOVE_NUMBERS, NO_SLOT, BlockRows, LakeRows, TableRows
 from kvbm_console.analysis.lake_questions import NO_NAME, TABLES, TEXTS
 from kvbm_console.analysis.walk import Evidence, Progress, Walker, walk
 from kvbm_console.core.errors import RecordingError
+from kvbm_console.core.ids import Tier
 from kvbm_console.extras import need
 from kvbm_console.files import replacing
 from kvbm_console.recording.reader import Items, Recording
@@ -40,6 +41,10 @@ LOOK_S: Final = 2.0
 WRITE_S: Final = 60.0
 """Rows of the last chunk come into the lake at least this often."""
 NICENESS: Final = 19
+_KINDS: Final = range(2 * max(Tier) + 2)
+_OPS: Final = ["evicted" if kind & EVICTED else "stored" for kind in _KINDS]
+_TIERS: Final = [Tier(kind // 2).label if kind // 2 else None for kind in _KINDS]
+"""The texts of each kind of a move."""
 _ESCAPED: Final = re.compile(rf"[^\w.~-]|^_(?={NO_NAME.removeprefix('_')}$)")
 """Characters of a name that are written as in URLs. Letters of all alphabets stay: escaped they take three times as
 many bytes, and a folder's name has room for 255."""
@@ -71,7 +76,7 @@ class LakeFiles:
         self.rows: dict[Path, tuple[str, int]] = {}
         """File to its table and its rows."""
 
-    def write(self, table: str, chunk: int, day: int, rows: FileRows) -> None:
+    def write(self, table: str, chunk: int, day: int, rows: TableRows) -> None:
         """Write a file, unless it is there and complete."""
         when = date.fromordinal(EPOCH_DAY + day).isoformat()
         path = self._lake / table / f"day={when}" / self._place / f"{self._incarnation}-{chunk:08}.parquet"
@@ -80,18 +85,30 @@ class LakeFiles:
             if chunk not in whole or not path.exists():
                 self._write(path, table, rows)
 
-    def _write(self, path: Path, table: str, rows: FileRows) -> None:
+    def _write(self, path: Path, table: str, rows: TableRows) -> None:
         schema = _schema(self._arrow, table)
-        arrays = [self._column(rows, column, field.type) for column, field in zip(rows.columns, schema, strict=True)]
-        made = self._arrow.Table.from_arrays(arrays, schema=schema)
+        columns = self._spread(rows) if isinstance(rows, BlockRows) else [
+            self._arrow.array(column, type=field.type) for column, field in zip(rows.columns, schema, strict=True)
+        ]
+        made = self._arrow.Table.from_arrays(columns, schema=schema)
         _replace(path, lambda draft: self._parquet.write_table(made, str(draft), compression="zstd"))
 
-    def _column(self, rows: FileRows, values: list[Any], kind: Any) -> Any:
-        column = self._arrow.array(values, type=kind)
-        if rows.counts is None or len(values) == len(rows):
-            return column
-        ends = self._arrow.array(accumulate(rows.counts), type=self._arrow.int32())
-        return self._compute.run_end_decode(self._arrow.RunEndEncodedArray.from_arrays(ends, column))
+    def _spread(self, rows: BlockRows) -> list[Any]:
+        """The columns of ``blocks``, with the numbers of a move at each of its rows."""
+        arrow, compute = self._arrow, self._compute
+        seqs, times, kinds, slots, counts = (
+            self._numbers(rows.moves[at::MOVE_NUMBERS], arrow.int64()) for at in range(MOVE_NUMBERS)
+        )
+        ends = compute.cumulative_sum(counts).cast(arrow.int32())
+        slots = compute.if_else(compute.equal(slots, NO_SLOT), arrow.scalar(None, arrow.int64()), slots)
+        seqs, times, ops, tiers, slots = (
+            compute.run_end_decode(arrow.RunEndEncodedArray.from_arrays(ends, column)) for column in (
+                seqs, times, arrow.array(_OPS).take(kinds), arrow.array(_TIERS).take(kinds), slots)
+        )
+        return [seqs, times, ops, tiers, self._numbers(rows.hashes, arrow.uint64()), slots]
+
+    def _numbers(self, numbers: "array[int]", kind: Any) -> Any:
+        return self._arrow.Array.from_buffers(kind, len(numbers), [None, self._arrow.py_buffer(numbers)])
 
     def whole(self, chunk: int) -> None:
         """All files of this chunk are complete."""

@@ -21,7 +21,7 @@ from kvbm_console.analysis.visitor import Visitor
 from kvbm_console.core import events as ev
 from kvbm_console.core.columns import array_of_hashes, gather, unpack_hashes, unpack_ids
 from kvbm_console.core.config import SECOND_NS
-from kvbm_console.core.ids import Tier
+from kvbm_console.core.ids import ReleaseReason, Tier
 from kvbm_console.core.state import CacheState
 from kvbm_console.core.tiers import READY, PoolFacts
 from kvbm_console.stream.feed import GapSeen
@@ -29,9 +29,7 @@ from kvbm_console.stream.feed import GapSeen
 CHUNK_EVENTS: Final = 250_000
 """Events of a file: a few megabytes, and about a minute of a busy engine."""
 DAY_NS: Final = 86_400 * SECOND_NS
-_WHOLE: Final = (
-    ev.PoolKnown, ev.BlocksDropped, ev.BlocksQuarantined, ev.SourceLost, ev.DeviceBlocksReplaced, ev.ResetDone,
-)
+_WHOLE: Final = (ev.PoolKnown, ev.SourceLost, ev.ResetDone)
 """Rare events that change blocks in ways of their own: all places are compared before and after."""
 
 
@@ -117,8 +115,8 @@ class LakeRows(Visitor):
         """Live slot to its hits in rows of ``lookups`` whose load failed."""
         self._seen_hits = SeenHits()
         self.before = {
-            ev.BlocksEvicted: self._evicted, ev.SlotClosed: self._closed, ev.CandidateEnded: self._copied,
-            ev.BlocksSeen: self._sees, **dict.fromkeys(_WHOLE, self._changes),
+            ev.BlocksEvicted: self._evicted, ev.BlocksDropped: self._dropped, ev.SlotClosed: self._closed,
+            ev.CandidateEnded: self._copied, ev.BlocksSeen: self._sees, **dict.fromkeys(_WHOLE, self._changes),
         }
         self.after = {
             ev.BlocksFilled: self._filled, ev.BlocksReady: self._ready, ev.BlocksSeen: self._seen,
@@ -198,12 +196,22 @@ class LakeRows(Visitor):
             at += count
 
     def _evicted(self, e: ev.BlocksEvicted, state: CacheState) -> None:
+        self._gone(e, unpack_ids(e.ids), e.for_slot, state)
+
+    def _dropped(self, e: ev.BlocksDropped, state: CacheState) -> None:
+        if e.why is not ReleaseReason.EPOCH:  # that frees places, and takes no content
+            self._gone(e, list(dict.fromkeys(unpack_ids(e.ids))), None, state)
+
+    def _gone(
+        self, e: ev.BlocksEvicted | ev.BlocksDropped, places: list[int], slot: int | None, state: CacheState
+    ) -> None:
+        """Before these places lose their content."""
         if e.seq >= self._chunk_ends:
             self._go_on(e.seq)
         pool = state.pools[e.pool]
         hash_of, content = pool.hash_of, pool.content
-        hashes = [hash_of[place] for place in unpack_ids(e.ids) if content[place] == READY]
-        self._block(e.seq, e.at_ns, 2 * pool.info.tier + EVICTED, hashes, e.for_slot)
+        hashes = [hash_of[place] for place in places if content[place] == READY]
+        self._block(e.seq, e.at_ns, 2 * pool.info.tier + EVICTED, hashes, slot)
 
     def _ready(self, e: ev.BlocksReady, state: CacheState) -> None:
         if e.seq >= self._chunk_ends:

@@ -40,7 +40,7 @@ from typing import Final
 import msgspec
 
 from kvbm_console.core.chains import Chains
-from kvbm_console.core.columns import copied, gather, prefix_of, used, zeros
+from kvbm_console.core.columns import copied, prefix_of, used, zeros
 from kvbm_console.core.errors import FoldError
 from kvbm_console.core.ids import EMPTY_HASH, Authority, Condition, Measure, Tier
 
@@ -298,11 +298,11 @@ class PoolFacts:
     def store(self, ids: Sequence[int], hashes: Sequence[int], content: int, at_ns: int) -> None:
         """Give places their hash and content (``WRITING`` or ``READY``); a place that has a hash is refused."""
         hash_of, contents, stored_at, refs = self.hash_of, self.content, self.stored_at, self.refs
-        first_of, quarantined = self.by_hash.setdefault, self.quarantined
+        first_of, quarantined, first_place = self.by_hash.setdefault, self.quarantined, self.info.first_place
         held = away = 0
-        if min(ids, default=self.info.first_place) < self.info.first_place:
-            self.require_known(ids)
         for block, sequence_hash in zip(ids, hashes, strict=True):
+            if block < first_place:
+                self.require_known(ids)
             if contents[block] or not sequence_hash:
                 raise FoldError(f"pool {self.info.pool} place {block} cannot take hash {sequence_hash:016x}")
             hash_of[block] = sequence_hash
@@ -344,9 +344,10 @@ class PoolFacts:
 
     def evict(self, ids: Sequence[int]) -> None:
         """As ``forget``; a place that has holders is a bug (I3)."""
-        if any(gather(self.refs, ids)):
-            block = next(block for block in ids if self.refs[block])
-            raise FoldError(f"pool {self.info.pool} place {block} has holders and cannot be evicted")
+        refs = self.refs
+        for block in ids:
+            if refs[block]:
+                raise FoldError(f"pool {self.info.pool} place {block} has holders and cannot be evicted")
         self.forget(ids)
 
     def forget(self, ids: Sequence[int]) -> None:

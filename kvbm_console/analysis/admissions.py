@@ -6,7 +6,7 @@ a miss of the cache unless the look-up says that nothing could have been found t
 Law of this file: an admission has one first miss, whoever asks.
 """
 
-from collections.abc import Container
+from collections.abc import Container, Mapping
 from typing import Final, NamedTuple
 
 from kvbm_console.core import events as ev
@@ -71,3 +71,33 @@ class FirstMisses:
     def keep(self, live: Container[int]) -> None:
         """Forget all slots but these, after a gap."""
         self._why = {slot: why for slot, why in self._why.items() if slot in live}
+
+
+class SeenHits:
+    """Tells whether the present hits of a slot were found while somebody looked.
+
+    The hits of an admission in front of the evidence, or in a gap, are counted nowhere. A load of theirs that fails
+    takes none back.
+    """
+
+    def __init__(self) -> None:
+        self._preemptions: dict[int, int] = {}
+        """Live slot to its preemptions before the admission that was seen; each further admission follows another."""
+
+    def __contains__(self, slot: int) -> bool:
+        return slot in self._preemptions
+
+    def scored(self, slot: SlotFacts) -> None:
+        """The slot was admitted."""
+        self._preemptions[slot.slot] = slot.preemptions
+
+    def closed(self, slot: int) -> None:
+        """Forget a slot that ended."""
+        self._preemptions.pop(slot, None)
+
+    def keep(self, live: Mapping[int, SlotFacts]) -> None:
+        """Forget all slots but these, and those that were preempted unseen, after a gap."""
+        self._preemptions = {
+            slot: count for slot, count in self._preemptions.items()
+            if slot in live and live[slot].preemptions == count
+        }

@@ -23,7 +23,7 @@ from typing import Annotated, Final
 
 import msgspec
 
-from kvbm_console.analysis.admissions import FirstMisses
+from kvbm_console.analysis.admissions import FirstMisses, SeenHits
 from kvbm_console.analysis.request_times import LiveTimes, RequestTimes
 from kvbm_console.analysis.visitor import Visitor
 from kvbm_console.core import events as ev
@@ -204,8 +204,7 @@ class DigestFold(Visitor):
         self.digest = Digest()
         self._misses = FirstMisses()
         self._times = RequestTimes()
-        self._scored_slots = set[int]()
-        """Live slots whose hits are counted."""
+        self._seen_hits = SeenHits()
         self.after = {
             ev.SlotOpened: self._opened, ev.SlotCloned: self._opened, ev.SlotMoved: self._moved,
             ev.LookupAnswered: self._looked_up, ev.PrefixScored: self._scored, ev.HitsLost: self._lost,
@@ -215,7 +214,7 @@ class DigestFold(Visitor):
     def resumed(self, state: CacheState, gap: GapSeen | None) -> None:
         """Forget requests that ended unseen."""
         self._misses.keep(state.slots.keys())
-        self._scored_slots &= state.slots.keys()
+        self._seen_hits.keep(state.slots)
         self._times.resumed(state)
 
     def _opened(self, e: ev.SlotOpened | ev.SlotCloned, state: CacheState) -> None:
@@ -237,25 +236,24 @@ class DigestFold(Visitor):
     def _scored(self, e: ev.PrefixScored, state: CacheState) -> None:
         if e.readmitted:
             return
-        digest = self.digest
-        self._scored_slots.add(e.slot)
+        digest, slot = self.digest, state.slots[e.slot]
+        self._seen_hits.scored(slot)
         digest.prompt_blocks += e.prompt_blocks
         digest.hits = [count + found for count, found in zip(digest.hits, e.hits, strict=True)]
-        miss = self._misses.scored(e, state.slots[e.slot])
+        miss = self._misses.scored(e, slot)
         if miss is not None:
             digest.missed_blocks += miss.blocks
             digest.missing.add(miss.key, miss.blocks, UNKNOWN if miss.why is None else miss.why.label)
 
     def _lost(self, e: ev.HitsLost, state: CacheState) -> None:
-        if e.readmitted or e.slot not in self._scored_slots:  # its hits came before what is remembered, or in a gap
-            return
-        self.digest.hits[e.tier - 1] -= e.blocks
-        self.digest.lost_blocks += e.blocks
+        if not e.readmitted and e.slot in self._seen_hits:
+            self.digest.hits[e.tier - 1] -= e.blocks
+            self.digest.lost_blocks += e.blocks
 
     def _closed(self, e: ev.SlotClosed, state: CacheState) -> None:
         self.digest.finished += 1
         self._misses.closed(e.slot)
-        self._scored_slots.discard(e.slot)
+        self._seen_hits.closed(e.slot)
         times = self._times.closed(e)
         if times.seen:
             self.digest.latency.add(e.at_ns - times.arrived_ns)

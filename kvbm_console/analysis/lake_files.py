@@ -13,22 +13,24 @@ Law of this file: however often a writer is killed and begins again, each row is
 import contextlib
 import fcntl
 import os
+import re
 import select
 import sys
 import time
+from array import array
 from collections.abc import Callable, Iterator
 from datetime import date
-from itertools import accumulate
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
 
 import msgspec
 
-from kvbm_console.analysis.lake import FileRows, LakeRows
-from kvbm_console.analysis.lake_questions import TABLES, TEXTS
+from kvbm_console.analysis.lake import EVICTED, MOVE_NUMBERS, NO_SLOT, BlockRows, LakeRows, TableRows
+from kvbm_console.analysis.lake_questions import NO_NAME, TABLES, TEXTS
 from kvbm_console.analysis.walk import Evidence, Progress, Walker, walk
 from kvbm_console.core.errors import RecordingError
+from kvbm_console.core.ids import Tier
 from kvbm_console.core.unreadable import UNREADABLE
 from kvbm_console.extras import need
 from kvbm_console.files import replacing
@@ -40,6 +42,13 @@ LOOK_S: Final = 2.0
 WRITE_S: Final = 60.0
 """Rows of the last chunk come into the lake at least this often."""
 NICENESS: Final = 19
+_KINDS: Final = range(2 * max(Tier) + 2)
+_OPS: Final = ["evicted" if kind & EVICTED else "stored" for kind in _KINDS]
+_TIERS: Final = [Tier(kind // 2).label if kind // 2 else None for kind in _KINDS]
+"""The texts of each kind of a move."""
+_ESCAPED: Final = re.compile(rf"[^\w.~-]|^_(?={NO_NAME.removeprefix('_')}$)")
+"""Characters of a name that are written as in URLs. Letters of all alphabets stay: escaped they take three times as
+many bytes, and a folder's name has room for 255."""
 
 
 class Added(msgspec.Struct, frozen=True):
@@ -61,14 +70,14 @@ class LakeFiles:
         self._compute: Any = need("pyarrow.compute", "lake", "pyarrow", "a lake")
         self._parquet: Any = need("pyarrow.parquet", "lake", "pyarrow", "a lake")
         self._lake = lake
-        self._place = f"engine={quote(engine, safe='')}"
+        self._place = _folder(lake, engine)
         self._incarnation = incarnation
         self._whole_at = lake / "whole" / self._place / f"{incarnation}.json"
         self._whole()  # refused before a long recording is read
         self.rows: dict[Path, tuple[str, int]] = {}
         """File to its table and its rows."""
 
-    def write(self, table: str, chunk: int, day: int, rows: FileRows) -> None:
+    def write(self, table: str, chunk: int, day: int, rows: TableRows) -> None:
         """Write a file, unless it is there and complete."""
         when = date.fromordinal(EPOCH_DAY + day).isoformat()
         path = self._lake / table / f"day={when}" / self._place / f"{self._incarnation}-{chunk:08}.parquet"
@@ -77,18 +86,30 @@ class LakeFiles:
             if chunk not in whole or not path.exists():
                 self._write(path, table, rows)
 
-    def _write(self, path: Path, table: str, rows: FileRows) -> None:
+    def _write(self, path: Path, table: str, rows: TableRows) -> None:
         schema = _schema(self._arrow, table)
-        arrays = [self._column(rows, column, field.type) for column, field in zip(rows.columns, schema, strict=True)]
-        made = self._arrow.Table.from_arrays(arrays, schema=schema)
+        columns = self._spread(rows) if isinstance(rows, BlockRows) else [
+            self._arrow.array(column, type=field.type) for column, field in zip(rows.columns, schema, strict=True)
+        ]
+        made = self._arrow.Table.from_arrays(columns, schema=schema)
         _replace(path, lambda draft: self._parquet.write_table(made, str(draft), compression="zstd"))
 
-    def _column(self, rows: FileRows, values: list[Any], kind: Any) -> Any:
-        column = self._arrow.array(values, type=kind)
-        if rows.counts is None or len(values) == len(rows):
-            return column
-        ends = self._arrow.array(accumulate(rows.counts), type=self._arrow.int32())
-        return self._compute.run_end_decode(self._arrow.RunEndEncodedArray.from_arrays(ends, column))
+    def _spread(self, rows: BlockRows) -> list[Any]:
+        """The columns of ``blocks``, with the numbers of a move at each of its rows."""
+        arrow, compute = self._arrow, self._compute
+        seqs, times, kinds, slots, counts = (
+            self._numbers(rows.moves[at::MOVE_NUMBERS], arrow.int64()) for at in range(MOVE_NUMBERS)
+        )
+        ends = compute.cumulative_sum(counts).cast(arrow.int32())
+        slots = compute.if_else(compute.equal(slots, NO_SLOT), arrow.scalar(None, arrow.int64()), slots)
+        seqs, times, ops, tiers, slots = (
+            compute.run_end_decode(arrow.RunEndEncodedArray.from_arrays(ends, column)) for column in (
+                seqs, times, arrow.array(_OPS).take(kinds), arrow.array(_TIERS).take(kinds), slots)
+        )
+        return [seqs, times, ops, tiers, self._numbers(rows.hashes, arrow.uint64()), slots]
+
+    def _numbers(self, numbers: "array[int]", kind: Any) -> Any:
+        return self._arrow.Array.from_buffers(kind, len(numbers), [None, self._arrow.py_buffer(numbers)])
 
     def whole(self, chunk: int) -> None:
         """All files of this chunk are complete."""
@@ -124,6 +145,20 @@ class LakeFiles:
         for table, rows in self.rows.values():
             counts[table] += rows
         return Added(name, engine, counts, len(self.rows), sum(path.stat().st_size for path in self.rows))
+
+
+def _folder(lake: Path, engine: str) -> str:
+    """The folder of an engine in each table."""
+    with contextlib.suppress(UnicodeEncodeError):
+        before = f"engine={quote(engine, safe='')}"
+        if os.path.exists(lake / "whole" / before):
+            return before  # an older lake's: its files are replaced, not written beside
+    return f"engine={_ESCAPED.sub(_escaped, engine)}"
+
+
+def _escaped(character: re.Match[str]) -> str:
+    # A name in bytes that are no UTF-8 (of a file) has them as text, because DuckDB refuses such a folder.
+    return "".join(f"%{byte:02X}" for byte in character[0].encode(errors="backslashreplace"))
 
 
 def _replace(path: Path, write: Callable[[Path], object]) -> None:

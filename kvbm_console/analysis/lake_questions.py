@@ -29,6 +29,8 @@ TEXTS: Final = frozenset(("op", "tier", "request", "why", "route", "status", "re
 """Columns of text; the others are numbers."""
 _RUN: Final = "regexp_extract(filename, '([^/]*)-[0-9]+.parquet$', 1)"
 """The incarnation in the name of a file (``LakeFiles``)."""
+NO_NAME: Final = "__HIVE_DEFAULT_PARTITION__"
+"""The folder of rows without a name, for all that read partitions of Hive. Here it is an engine's name in old lakes."""
 MEMORY: Final = "1536MB"
 """DuckDB's share of the 2 GB that a question takes at most; what needs more goes to temporary files."""
 QUESTIONS: Final[dict[str, str]] = {
@@ -165,7 +167,8 @@ def _answer(duckdb: Any, lake: Path, question: str, block: int | None) -> LakeAn
             continue
         place = glob.escape(str(lake / table)).replace("'", "''")
         connection.execute(
-            f"create view {table} as select * exclude (filename), {_RUN} as run from read_parquet("
+            f"create view {table} as select * exclude (filename, engine), coalesce(engine, '{NO_NAME}') as engine, "
+            f"{_RUN} as run from read_parquet("
             f"'{place}/*/*/*.parquet', filename = true, hive_partitioning = true, "
             "hive_types = {'day': date, 'engine': varchar})"
         )

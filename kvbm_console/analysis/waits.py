@@ -16,7 +16,7 @@ from typing import Final
 
 import msgspec
 
-from kvbm_console.core.ids import Authority, Condition, Measure, SlotState, Tier
+from kvbm_console.core.ids import Authority, Condition, Measure, Route, SlotState, Tier
 from kvbm_console.core.slots import CandidateFacts, OperationFacts, SlotFacts
 from kvbm_console.core.state import CacheState
 from kvbm_console.core.tiers import PoolFacts
@@ -94,6 +94,29 @@ def daemons(state: CacheState, source: int = 0) -> int:
 def daemon_of(state: CacheState, pool: int) -> int:
     """Which of the ``daemons`` a pool belongs to, from 0 on."""
     return (state.pools[pool].info.source - 1) % daemons(state)
+
+
+def daemon_of_slot(state: CacheState, slot: SlotFacts) -> int:
+    """Which of the ``daemons`` a slot belongs to, from 0 on."""
+    return (slot.source - 1) % daemons(state)
+
+
+def daemon_of_copy(state: CacheState, candidate: CandidateFacts) -> int:
+    """Which of the ``daemons`` a candidate belongs to, from 0 on."""
+    # The pool first: while the last of three daemons has not begun, fewer are known, and a number divides otherwise.
+    if candidate.operation is not None:
+        return daemon_of(state, state.operations[candidate.operation].source_pool)
+    slot = None if candidate.slot is None else state.slots.get(candidate.slot)
+    return candidate.candidate % daemons(state) if slot is None else daemon_of_slot(state, slot)
+
+
+Way = tuple[Route, int]
+"""A route of one of the ``daemons``."""
+
+
+def way_of(state: CacheState, candidate: CandidateFacts) -> Way:
+    """The route of a candidate, with its daemon."""
+    return candidate.route, daemon_of_copy(state, candidate)
 
 
 def free_blocks(state: CacheState, slot: SlotFacts) -> tuple[int, int] | None:

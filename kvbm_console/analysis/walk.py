@@ -7,7 +7,7 @@ Law of this file: a visitor sees an event only while the facts around it are kno
 keyframe reaches it as one stated gap.
 """
 
-from collections import ChainMap
+from collections import ChainMap, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import msgspec
@@ -77,6 +77,10 @@ def walk(
     return walker.end()
 
 
+_Handlers = defaultdict[type[Event], tuple[list[Handler], list[Handler]]]
+"""Kind of event to its handlers before and after."""
+
+
 class Walker:
     """A walk that is fed item by item, for evidence that is still arriving; ``walk`` needs all of the evidence."""
 
@@ -85,9 +89,13 @@ class Walker:
         """Events folded so far."""
         self._name = name
         self._visitors = list(visitors)
-        self._before = merged(visitor.before for visitor in self._visitors)
-        self._after = merged(visitor.after for visitor in self._visitors)
-        self._every = [visitor.every for visitor in self._visitors if visitor.every is not None]
+        every = [visitor.every for visitor in self._visitors if visitor.every is not None]
+        before = merged(visitor.before for visitor in self._visitors)
+        after = merged(visitor.after for visitor in self._visitors)
+        self._handlers: _Handlers = defaultdict(lambda: (every, []))
+        self._handlers.update(
+            (kind, (every + before.get(kind, []), after.get(kind, []))) for kind in before.keys() | after.keys()
+        )
         self._state: CacheState | None = None
         self._gap: GapSeen | None = None
 
@@ -101,7 +109,7 @@ class Walker:
         elif isinstance(item, GapSeen):
             self._state, self._gap = None, item
         elif self._state is not None:
-            _fold(self._name, self._state, item.events, self._every, self._before, self._after)
+            _fold(self._name, self._state, item.events, self._handlers)
             self.events += len(item.events)
 
     def end(self) -> CacheState | None:
@@ -111,24 +119,25 @@ class Walker:
         return self._state
 
 
-def _fold(
-    name: str, state: CacheState, events: list[Event], every: list[Handler],
-    before: dict[type[Event], list[Handler]], after: dict[type[Event], list[Handler]],
-) -> None:
+def _fold(name: str, state: CacheState, events: list[Event], handlers: "_Handlers") -> None:
+    apply = state.apply
     for event in events:
-        kind = type(event)
+        before, after = handlers[type(event)]
         try:
-            for handler in every:
-                handler(event, state)
-            for handler in before.get(kind, ()):
+            for handler in before:
                 handler(event, state)
         except FOLD_ERRORS:
             # The handler looks up ids that only the fold checks. If the fold fails too, the file is damaged;
             # otherwise the handler has a bug.
             _apply(name, state, event)
             raise
-        _apply(name, state, event)
-        for handler in after.get(kind, ()):
+        try:
+            if type(event) is PoolKnown:
+                check_size(state, event)
+            apply(event)
+        except FOLD_ERRORS as error:
+            raise _unfit(name, event, error) from None
+        for handler in after:
             handler(event, state)
 
 
@@ -138,4 +147,8 @@ def _apply(name: str, state: CacheState, event: Event) -> None:
             check_size(state, event)
         state.apply(event)
     except FOLD_ERRORS as error:
-        raise CorruptRecording(f"{name}: event {event.seq} does not fit the facts: {error}") from None
+        raise _unfit(name, event, error) from None
+
+
+def _unfit(name: str, event: Event, error: Exception) -> CorruptRecording:
+    return CorruptRecording(f"{name}: event {event.seq} does not fit the facts: {error}")

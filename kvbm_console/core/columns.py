@@ -11,6 +11,7 @@ import mmap
 import sys
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from operator import itemgetter
 from typing import Annotated, Final, Literal, TypeAlias, TypeVar
 
 ID_BYTES: Final = 4
@@ -39,15 +40,6 @@ def _pack(code: str, numbers: Iterable[int]) -> bytes:
     return column.tobytes()
 
 
-def _unpack(code: str, column: bytes | list[int]) -> list[int]:
-    if isinstance(column, list):
-        return column
-    numbers = array(code, column)
-    if _SWAP:
-        numbers.byteswap()
-    return numbers.tolist()
-
-
 def pack_ids(ids: Iterable[int]) -> bytes:
     """A column of block ids; raises OverflowError for an id that is not an int32.
 
@@ -62,7 +54,12 @@ def unpack_ids(column: bytes | list[int]) -> list[int]:
 
     Raises ValueError when its length is not a multiple of four.
     """
-    return _unpack("i", column)
+    if isinstance(column, list):
+        return column
+    numbers = array("i", column)
+    if _SWAP:
+        numbers.byteswap()
+    return numbers.tolist()
 
 
 def pack_hashes(hashes: Iterable[int]) -> bytes:
@@ -75,7 +72,18 @@ def unpack_hashes(column: bytes | list[int]) -> list[int]:
 
     Raises ValueError when its length is not a multiple of eight.
     """
-    return _unpack("Q", column)
+    return column if isinstance(column, list) else array_of_hashes(column).tolist()
+
+
+def array_of_hashes(column: bytes) -> "array[int]":
+    """The hashes of a column as an array.
+
+    Raises ValueError when its length is not a multiple of eight.
+    """
+    numbers = array("Q", column)
+    if _SWAP:
+        numbers.byteswap()
+    return numbers
 
 
 _Key = TypeVar("_Key")
@@ -102,7 +110,9 @@ def gather(column: Sequence[int], ids: Sequence[int]) -> list[int]:
     >>> gather([5, 6, 7], [2, 0])
     [7, 5]
     """
-    return [column[place] for place in ids]
+    if len(ids) < 3:
+        return [column[place] for place in ids]
+    return list(itemgetter(*ids)(column))  # of many places twice as fast as a comprehension
 
 
 def zeros(code: Literal["B", "I", "q", "Q"], places: int) -> Column:

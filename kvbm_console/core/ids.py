@@ -28,7 +28,7 @@ class Word(IntEnum):
     @property
     def label(self) -> str:
         """The member's name as programs read it and expressions spell it, for example ``onboard_staged``."""
-        return self.name.lower()
+        return self._name_.lower()  # ``name`` takes three times as long
 
     @property
     def words(self) -> str:
@@ -69,6 +69,7 @@ _PAIRS: Final = [divmod(value, 10) for value in range(45)]
 _SOURCE_OF: Final = tuple(Tier(min(max(source, 1), 4)) for source, _ in _PAIRS)
 _TARGET_OF: Final = tuple(Tier(min(max(target, 1), 4)) for _, target in _PAIRS)
 _IS_LOAD: Final = tuple(target < source for source, target in _PAIRS)
+_LABEL: Final = tuple(f"G{source}>G{target}" for source, target in _PAIRS)
 """Tables by the value of a route, because every copy reads them a dozen times. Other values are never read."""
 
 
@@ -106,7 +107,7 @@ class Route(Word):
     @property
     def label(self) -> str:
         """For example ``G2>G1``, the form of the expression language."""
-        return f"{self.source.name}>{self.target.name}"
+        return _LABEL[self]
 
     @property
     def words(self) -> str:

@@ -22,8 +22,10 @@ from kvbm_console.analysis.lake_questions import ask
 from kvbm_console.analysis.requests import Requests
 from kvbm_console.analysis.walk import evidence_of, walk
 from kvbm_console.cli.main import cli
+from kvbm_console.core import events as ev
 from kvbm_console.core.tiers import READY
 from kvbm_console.recording.reader import Recording
+from tests.analysis.evidence import evidence
 
 RECORDINGS = Path(__file__).resolve().parents[2] / "recordings"
 RUN = RECORDINGS / "screens" / "run.mcap"
@@ -88,7 +90,7 @@ def test_a_writer_that_has_read_less_leaves_complete_files(tmp_path: Path, monke
     for table in lake.TABLES:
         (path, *_) = sorted((tmp_path / table).glob("day=*/*/*-00000000.parquet"))
         day = date.fromisoformat(path.parent.parent.name.removeprefix("day=")).toordinal() - lake_files.EPOCH_DAY
-        late.write(table, 0, day, lake.FileRows(table))
+        late.write(table, 0, day, lake.rows_of(table))
     assert contents(tmp_path) == before
 
 
@@ -116,6 +118,35 @@ def test_a_lake_has_any_name_and_no_rows_of_its_neighbours(name: str, tmp_path: 
     for place in (name, "lake1", "lake12"):
         add(RUN, tmp_path / place, place)
     assert [row[0] for row in ask(tmp_path / name, "hit-rate").rows] == [None, name]
+
+
+NAMES = ("__HIVE_DEFAULT_PARTITION__", "", ".", "..", "a/b", "/", "a=b", "engine=a", "a%b", "a%2Fb", "%5F", "+", " ",
+         "007", "NULL", "*", "[a]", "'", '"', "\\", "\n", "聊" * 64, "x" * 200, "\udcff")
+
+
+@pytest.mark.parametrize("name", NAMES, ids=lambda name: ascii(name)[:20])
+def test_an_engine_has_any_name(name: str, tmp_path: Path) -> None:
+    for engine in (name, "a"):
+        add(RECORDINGS / "failed-load.mcap", tmp_path, engine)
+    told = name.encode(errors="backslashreplace").decode()  # of a file whose name is no UTF-8
+    assert [row[0] for row in ask(tmp_path, "hit-rate").rows] == [None, *sorted((told, "a"))]
+    assert {path.relative_to(tmp_path).parts[0] for path in tmp_path.rglob("*.parquet")} == set(lake.TABLES)
+
+
+@pytest.mark.parametrize(("name", "folder"), [
+    (NAMES[0], "engine=__HIVE_DEFAULT_PARTITION__"), ("聊", "engine=%E8%81%8A"), ("a/b", "engine=a%2Fb"),
+])
+def test_an_older_lake_keeps_the_folders_of_its_engines(name: str, folder: str, tmp_path: Path) -> None:
+    """A recording that is added again replaces its files, and the engine has its name."""
+    path = RECORDINGS / "failed-load.mcap"
+    add(path, tmp_path, name)
+    new = next(each.name for each in (tmp_path / "whole").iterdir())
+    for each in [*tmp_path.rglob(new)]:
+        each.rename(each.with_name(folder))
+    before, answer = contents(tmp_path), ask(tmp_path, "hit-rate").rows
+    assert answer[1][0] == name
+    add(path, tmp_path, name)
+    assert contents(tmp_path) == before
 
 
 def test_a_failed_write_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -302,6 +333,29 @@ def test_hits_of_failed_loads_are_no_hits(tmp_path: Path) -> None:
     assert delivered == rate
     shutil.rmtree(tmp_path / "requests")
     assert ask(tmp_path, "hit-rate").rows[0][6] == 0, "none of its requests has ended"
+
+
+@pytest.mark.parametrize("begin", [True, False])
+@pytest.mark.parametrize("unseen", ["nothing", "admission", "loss"])
+def test_hits_are_lost_only_where_they_were_counted(unseen: str, begin: bool, tmp_path: Path) -> None:
+    """The recording begins behind the admission whose load fails, or behind the loss, or has a gap there."""
+    recording = Recording.open(RECORDINGS / "failed-load.mcap")
+    events = [event for batch in recording.events() for event in batch]
+    assert recording.config is not None
+    (lost,) = (event for event in events if isinstance(event, ev.HitsLost))
+    (scored,) = (event for event in events if isinstance(event, ev.PrefixScored) and event.slot == lost.slot)
+    last = {"nothing": 0, "admission": scored.seq, "loss": lost.seq}[unseen]
+    seen = evidence(events, recording.config, begin=last + 1) if begin else (
+        evidence(events, recording.config, gap=(max(1, last - 3), last + 1)))
+    lake_files.add(seen, tmp_path, "a", recording.incarnation, recording.clock_anchor_ns)
+    if begin and unseen != "nothing":
+        assert not (tmp_path / "lookups").exists()
+        assert rows(tmp_path, "select sum(lost_blocks) from {requests}") == [(0,)]
+        return
+    (told,) = rows(tmp_path, "select sum(prompt_blocks), sum(g1 + g2 + g3 + g4) from {lookups}")
+    counted = lost.blocks if unseen == "nothing" else 0
+    row = ask(tmp_path, "hit-rate").rows[0]
+    assert (row[6], row[7]) == (counted, round(100 * (told[1] - counted) / told[0], 2))
 
 
 @pytest.mark.parametrize(("arguments", "sentence"), [

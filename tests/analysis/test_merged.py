@@ -4,8 +4,9 @@ Law of this file: daemons that stand side by side have the same hashes and numbe
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Set
 from itertools import islice
+from pathlib import Path
 
 import pytest
 
@@ -13,10 +14,27 @@ from kvbm_console.analysis.diagnosis import diagnose
 from kvbm_console.analysis.explain import explain
 from kvbm_console.analysis.waits import below, serves
 from kvbm_console.analysis.walk import Evidence, evidence_of
+from kvbm_console.core.config import LeaderConfig
 from kvbm_console.core.events import SlotOpened
-from kvbm_console.core.ids import Authority
+from kvbm_console.core.ids import Authority, Route, SkipReason
+from kvbm_console.core.snapshots import encode_facts
+from kvbm_console.core.state import CacheState
 from kvbm_console.recording.merge import MergedSource, SharedNumbers, merge, side_by_side, sources_of
 from kvbm_console.recording.reader import Recording
+from kvbm_console.recording.writer import Recorder
+from kvbm_console.stream.feed import EventsArrived, SnapshotTaken
+from kvbm_console.wire.batches import pack_events
+from tests.analysis.tale import MS, Tale
+from tests.analysis.test_lints import (
+    FEW,
+    duplicated,
+    failed,
+    pending,
+    planned_for_nothing,
+    slow,
+    staged_in_vain,
+    straggling,
+)
 from tests.recording.test_rec_merge_file import ANCHOR_NS, machine, recorded
 from tests.server import hostile
 
@@ -78,6 +96,86 @@ def test_doctor_says_the_same_of_each_tier(evidences: dict[str, Evidence], monke
     parts = [one for name in NAMES for one in findings(name)]
     assert {lint for lint, *_ in parts} == lints
     assert sorted(findings("")) == sorted(parts)
+
+
+def kept(what: Evidence, directory: Path, anchor_ns: int) -> None:
+    """The evidence as a recording."""
+    began: list[CacheState] = [item.state for item in what.items() if isinstance(item, SnapshotTaken)]
+    recorder = Recorder(
+        directory, config=LeaderConfig(), incarnation=directory.name, clock_anchor_ns=anchor_ns, sync_interval_s=None,
+        keyframe=lambda: (began[0].seq, encode_facts(began[0]), b""),
+    )
+    for item in what.items():
+        if isinstance(item, EventsArrived):
+            recorder.offer(None, pack_events(item.events))
+    recorder.close()
+
+
+def merged_of(place: Path, *evidences: Evidence) -> tuple[list[Evidence], Evidence]:
+    """The recordings of daemons that begin one after the other, and their merge."""
+    for at, what in enumerate(evidences):
+        kept(what, place / NAMES[at], ANCHOR_NS + at)
+    names = [place / NAMES[at] for at in range(len(evidences))]
+    merge(sources_of(names), place / "all.mcap")
+    return [evidence_of(Recording.open(each)) for each in names], evidence_of(Recording.open(place / "all.mcap"))
+
+
+def said(what: Evidence, lints: Set[str]) -> list[tuple[str, str, str, int]]:
+    """The findings of these lints, without the numbers that a merge gives anew."""
+    return sorted(
+        (one.lint, re.sub(r"\b(batch|op) \d+", r"\1 N", one.who), f"{one.what}; {told(one.because, '')}", one.count)
+        for one in diagnose(what).findings if one.lint in lints
+    )
+
+
+def waited() -> Evidence:
+    """A copy that began after 9 s, a second before it would have been too late."""
+    tale = Tale()
+    operation = tale.promote(tale.plan(Route.G1_G2))
+    tale.wait(9 * SECOND_NS)
+    tale.start(operation)
+    tale.end(operation)
+    return tale.evidence()
+
+
+OF_COPIES: dict[str, tuple[Callable[[], Evidence], Callable[[], Evidence]]] = {
+    "pending": (pending, waited),
+    "slow": (lambda: slow(SECOND_NS), lambda: slow(SECOND_NS, before=FEW - 1)),
+    "failed_copies": (failed, straggling),
+    "straggler": (straggling, lambda: straggling(100 * MS)),
+    "duplicate": (duplicated, lambda: duplicated(63)),
+    "staged": (staged_in_vain, lambda: staged_in_vain(2)),
+    "already_cached": (planned_for_nothing, lambda: planned_for_nothing(99)),
+    "link_busy": (
+        lambda: planned_for_nothing(20, SkipReason.LINK_BUSY), lambda: planned_for_nothing(19, SkipReason.LINK_BUSY)),
+}
+"""Lint to evidence in which it speaks, and evidence that is just below its threshold."""
+
+
+@pytest.mark.parametrize("silent", [False, True])
+@pytest.mark.parametrize("lint", OF_COPIES)
+def test_doctor_judges_the_copies_of_each_daemon_by_themselves(lint: str, silent: bool, tmp_path: Path) -> None:
+    """Also if the sum over the daemons would be above a threshold that none of them is above."""
+    speaks, below_it = OF_COPIES[lint]
+    first, second = (below_it() if silent else speaks()), below_it()
+    parts, whole = merged_of(tmp_path, first, second)
+    expected = [each for part in parts for each in said(part, {lint})]
+    assert bool(expected) is not silent
+    assert said(whole, {lint}) == expected
+    if not silent:
+        place = tmp_path / "both"
+        place.mkdir()
+        parts, whole = merged_of(place, speaks(), speaks())
+        assert said(whole, {lint}) == sorted(each for part in parts for each in said(part, {lint}))
+
+
+def test_doctor_judges_a_share_of_each_daemon_by_itself(tmp_path: Path) -> None:
+    """One daemon skips half of its copies as busy; beside the copies of the other that would be a few percent."""
+    others = Tale()
+    for _ in range(300):
+        others.copy(Route.G1_G2, 1, MS)
+    parts, whole = merged_of(tmp_path, planned_for_nothing(20, SkipReason.LINK_BUSY), others.evidence())
+    assert said(whole, {"link_busy"}) == said(parts[0], {"link_busy"}) != []
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -12,7 +12,7 @@ import pytest
 
 from kvbm_console.analysis.diff import diff
 from kvbm_console.analysis.digest import GAMMA, DigestFold
-from kvbm_console.analysis.lake import TABLES, FileRows, LakeRows
+from kvbm_console.analysis.lake import TABLES, FileRows, LakeRows, TableRows
 from kvbm_console.analysis.requests import Requests
 from kvbm_console.analysis.walk import Evidence, walk
 from kvbm_console.core.config import LeaderConfig
@@ -80,8 +80,8 @@ def exported(what: Evidence) -> dict[str, Times]:
 def in_lake(what: Evidence) -> dict[str, Times]:
     found: dict[str, Times] = {}
 
-    def write(table: str, chunk: int, day: int, rows: FileRows) -> None:
-        if table == "requests":
+    def write(table: str, chunk: int, day: int, rows: TableRows) -> None:
+        if table == "requests" and isinstance(rows, FileRows):
             for values in zip(*rows.columns, strict=True):
                 row = dict(zip(TABLES[table], values, strict=True))
                 first = row["first_token_ns"]

@@ -15,7 +15,7 @@ from kvbm_console.analysis.explain import explain
 from kvbm_console.analysis.explain.model import Missed
 from kvbm_console.analysis.export import export
 from kvbm_console.analysis.export.rows import Consumer, Rows, TransferSpan
-from kvbm_console.analysis.lake import TABLES, FileRows, LakeRows
+from kvbm_console.analysis.lake import TABLES, FileRows, LakeRows, TableRows
 from kvbm_console.analysis.requests import Requests
 from kvbm_console.analysis.walk import evidence_of, walk
 from kvbm_console.cli.main import cli
@@ -154,8 +154,8 @@ def test_copies_of_an_export_and_a_lake_have_the_blocks_of_all_groups_of_layers(
     told, requests, exported = evidence(run.all_events, run.config, begin=begin), Requests(), Copies()
     in_lake: Counter[str] = Counter()
 
-    def write(table: str, chunk: int, day: int, rows: FileRows) -> None:
-        if table == "transfers":
+    def write(table: str, chunk: int, day: int, rows: TableRows) -> None:
+        if table == "transfers" and isinstance(rows, FileRows):
             routes, blocks = (rows.columns[TABLES[table].index(column)] for column in ("route", "blocks"))
             for route, count in zip(routes, blocks, strict=True):
                 in_lake[route] += count

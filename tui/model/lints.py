@@ -14,7 +14,7 @@ import msgspec
 
 from kvbm_console.analysis.lints import LINTS, Finding, Level, Lint, current
 from kvbm_console.analysis.lives import Transfer
-from kvbm_console.analysis.waits import breakpoints_text
+from kvbm_console.analysis.waits import breakpoints_text, way_of
 from kvbm_console.core.events import SlotHeld
 from kvbm_console.core.slots import SlotFacts
 from kvbm_console.stream.feed import why_lost
@@ -125,10 +125,14 @@ def slot_level(mirror: Mirror, slot: SlotFacts, now_ns: int) -> Level | None:
 
 def copy_level(mirror: Mirror, transfer: Transfer, now_ns: int) -> Level | None:
     """Caution for an open copy that waits, or is on the wire, longer than usual by the library; else None."""
-    route, started_ns = transfer.route, transfer.started_ns
+    state, started_ns = mirror.state, transfer.started_ns
+    candidate = None if state is None else state.candidates.get(transfer.candidate)
+    if state is None or candidate is None:
+        return None
+    way = way_of(state, candidate)
     if started_ns is None:
-        return Level.CAUTION if transfer.age(now_ns) > mirror.pending.limit(route) else None
-    return Level.CAUTION if now_ns - started_ns > mirror.slow.limit(route) else None
+        return Level.CAUTION if transfer.age(now_ns) > mirror.pending.limit(way) else None
+    return Level.CAUTION if now_ns - started_ns > mirror.slow.limit(way) else None
 
 
 class Lints:

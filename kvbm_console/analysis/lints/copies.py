@@ -1,6 +1,7 @@
 """Lints about copies: waiting too long, slow, silent, failed, the last of a batch.
 
-Law of this file: time on the wire and time in front of it are judged apart, each against its own route.
+Law of this file: time on the wire and time in front of it are judged apart, each against its own route of its own
+daemon.
 """
 
 from collections.abc import Iterator
@@ -9,9 +10,10 @@ from typing import Final
 import msgspec
 
 from kvbm_console.analysis.lints.lint import EVIDENCE_MAX, Finding, Histogram, Level, Lint, limit_of, plural, spoken
+from kvbm_console.analysis.waits import Way, daemon_of, way_of
 from kvbm_console.core import events as ev
 from kvbm_console.core.config import SECOND_NS
-from kvbm_console.core.ids import CandidateStatus, Route
+from kvbm_console.core.ids import CandidateStatus
 from kvbm_console.core.state import CacheState
 from kvbm_console.stream.feed import GapSeen
 
@@ -24,7 +26,7 @@ STRAGGLER_LEAST_NS: Final = 100_000_000
 
 
 class _Slowness(msgspec.Struct):
-    """Copies of one route that were too slow at something."""
+    """Copies of one route of one daemon that were too slow at something."""
 
     count: int = 0
     longest_ns: int = 0
@@ -61,8 +63,8 @@ class Pending(Lint):
 
     def __init__(self) -> None:
         super().__init__()
-        self.usual: dict[Route, Histogram] = {}
-        self._late: dict[Route, _Slowness] = {}
+        self.usual: dict[Way, Histogram] = {}
+        self._late: dict[Way, _Slowness] = {}
         self._seq: dict[int, int] = {}
         self._excused: set[int] = set()
         """Candidates that a hold or a freeze kept waiting."""
@@ -100,28 +102,27 @@ class Pending(Lint):
         if number in self._excused:
             self._excused.discard(number)
             return
-        if waited > limit_of(self.usual.get(candidate.route), PENDING_LEAST_NS):
-            self._late.setdefault(candidate.route, _Slowness()).add(seq, candidate.planned_ns, e.at_ns, waited)
+        way = way_of(state, candidate)
+        if waited > self.limit(way):
+            self._late.setdefault(way, _Slowness()).add(seq, candidate.planned_ns, e.at_ns, waited)
         if isinstance(e, ev.OperationStarted):
-            self.usual.setdefault(candidate.route, Histogram()).add(waited)
+            self.usual.setdefault(way, Histogram()).add(waited)
 
-    def limit(self, route: Route) -> int:
+    def limit(self, way: Way) -> int:
         """The limit of the time until a copy begins."""
-        return limit_of(self.usual.get(route), PENDING_LEAST_NS)
+        return limit_of(self.usual.get(way), PENDING_LEAST_NS)
 
     def findings(self, state: CacheState | None, at_ns: int) -> Iterator[Finding]:
-        """A finding per route: the copies that wait now, else the copies that waited."""
-        waiting: dict[Route, _Slowness] = {}
+        """A finding per route of a daemon: the copies that wait now, else the copies that waited."""
+        waiting: dict[Way, _Slowness] = {}
         for candidate in () if state is None else state.candidates.values():
-            slot = None if state is None or candidate.slot is None else state.slots[candidate.slot]
-            age = at_ns - candidate.planned_ns
-            if (
-                candidate.started_ns is None and candidate.candidate not in self._excused
-                and not (slot is not None and slot.hold is not None)
-                and age > self.limit(candidate.route)
-            ):
+            if state is None or candidate.started_ns is not None or candidate.candidate in self._excused:
+                continue
+            slot = None if candidate.slot is None else state.slots[candidate.slot]
+            age, way = at_ns - candidate.planned_ns, way_of(state, candidate)
+            if not (slot is not None and slot.hold is not None) and age > self.limit(way):
                 seq = self._seq.get(candidate.candidate, 0)
-                waiting.setdefault(candidate.route, _Slowness()).add(seq, candidate.planned_ns, at_ns, age)
+                waiting.setdefault(way, _Slowness()).add(seq, candidate.planned_ns, at_ns, age)
         yield from _by_route(self, self._late, waiting, self.usual, PENDING_LEAST_NS, "waiting candidate")
 
 
@@ -139,8 +140,8 @@ class Slow(Lint):
 
     def __init__(self) -> None:
         super().__init__()
-        self.usual: dict[Route, Histogram] = {}
-        self._late: dict[Route, _Slowness] = {}
+        self.usual: dict[Way, Histogram] = {}
+        self._late: dict[Way, _Slowness] = {}
         self._seq: dict[int, int] = {}
         self._away: dict[int, tuple[int, int]] = {}
         """Operation of an older epoch to (seq, time) of the reset that quarantined its places."""
@@ -163,25 +164,26 @@ class Slow(Lint):
         seq = self._seq.pop(-1 if candidate.operation is None else candidate.operation, e.seq)
         if candidate.started_ns is None or e.status is CandidateStatus.CANCELLED:
             return
-        took = e.at_ns - candidate.started_ns
-        if took > limit_of(self.usual.get(candidate.route), WIRE_LEAST_NS):
-            self._late.setdefault(candidate.route, _Slowness()).add(seq, candidate.started_ns, e.at_ns, took)
+        took, way = e.at_ns - candidate.started_ns, way_of(state, candidate)
+        if took > self.limit(way):
+            self._late.setdefault(way, _Slowness()).add(seq, candidate.started_ns, e.at_ns, took)
         if e.status is CandidateStatus.COMPLETED:
-            self.usual.setdefault(candidate.route, Histogram()).add(took)
+            self.usual.setdefault(way, Histogram()).add(took)
 
-    def limit(self, route: Route) -> int:
+    def limit(self, way: Way) -> int:
         """The limit of the time on the wire."""
-        return limit_of(self.usual.get(route), WIRE_LEAST_NS)
+        return limit_of(self.usual.get(way), WIRE_LEAST_NS)
 
     def findings(self, state: CacheState | None, at_ns: int) -> Iterator[Finding]:
-        """A finding per route: the copies that are slow now, else past slow copies. A silent copy gives ``Silent``."""
-        running: dict[Route, _Slowness] = {}
+        """A finding per route of a daemon: the copies that are slow now, else past slow copies. A silent copy gives
+        ``Silent``."""
+        running: dict[Way, _Slowness] = {}
         for candidate in () if state is None else state.candidates.values():
             if state is None or candidate.started_ns is None or candidate.operation is None:
                 continue
             age = at_ns - candidate.started_ns
-            seq = self._seq.get(candidate.operation, 0)
-            limit = self.limit(candidate.route)
+            seq, way = self._seq.get(candidate.operation, 0), way_of(state, candidate)
+            limit = self.limit(way)
             slot = None if candidate.slot is None else state.slots[candidate.slot]
             if age > max(SILENT_LEAST_NS, SILENT_FACTOR * limit) and not (slot is not None and slot.hold is not None):
                 reported = state.operations[candidate.operation].reported
@@ -192,7 +194,7 @@ class Slow(Lint):
                     since_ns=candidate.started_ns, weight=age,
                 )
             elif age > limit:
-                running.setdefault(candidate.route, _Slowness()).add(seq, candidate.started_ns, at_ns, age)
+                running.setdefault(way, _Slowness()).add(seq, candidate.started_ns, at_ns, age)
         yield from _by_route(self, self._late, running, self.usual, WIRE_LEAST_NS, "slow copy")
         for number in () if state is None else state.late:
             seq, since_ns = self._away[number]
@@ -215,17 +217,17 @@ class Silent(Lint):
 
 
 def _by_route(
-    lint: Lint, late: dict[Route, _Slowness], now: dict[Route, _Slowness], usual: dict[Route, Histogram],
-    least_ns: int, word: str,
+    lint: Lint, late: dict[Way, _Slowness], now: dict[Way, _Slowness], usual: dict[Way, Histogram], least_ns: int,
+    word: str,
 ) -> Iterator[Finding]:
-    for route in sorted({*late, *now}):
-        was, is_ = late.get(route), now.get(route)
+    for way in sorted({*late, *now}):
+        was, is_ = late.get(way), now.get(way)
         slow = is_ or was
         assert slow is not None
-        limit = spoken(limit_of(usual.get(route), least_ns))
+        limit = spoken(limit_of(usual.get(way), least_ns))
         earlier = f", {was.count:,} before" if was is not None and is_ is not None else ""
         yield lint.finding(
-            route.arrow, plural(slow.count, word), f"longest {spoken(slow.longest_ns)}, limit {limit}{earlier}",
+            way[0].arrow, plural(slow.count, word), f"longest {spoken(slow.longest_ns)}, limit {limit}{earlier}",
             seq=slow.seq, evidence=slow.evidence, since_ns=slow.since_ns,
             until_ns=None if is_ is not None else slow.until_ns,
             count=slow.count + (was.count if was is not None and is_ is not None else 0), weight=slow.longest_ns,
@@ -242,7 +244,7 @@ class FailedCopies(Lint):
 
     def __init__(self) -> None:
         super().__init__()
-        self._failed: dict[Route, tuple[_Slowness, str]] = {}
+        self._failed: dict[Way, tuple[_Slowness, str]] = {}
         self.before = {ev.CandidateEnded: self._ended}
 
     def _ended(self, e: ev.CandidateEnded, state: CacheState) -> None:
@@ -251,13 +253,14 @@ class FailedCopies(Lint):
         candidate = state.candidates[e.candidate]
         operation = state.operations.get(-1 if candidate.operation is None else candidate.operation)
         error = operation.error if operation is not None else ""
-        failures, _ = self._failed.get(candidate.route, (_Slowness(), ""))
+        way = way_of(state, candidate)
+        failures, _ = self._failed.get(way, (_Slowness(), ""))
         failures.add(e.seq, e.at_ns, e.at_ns, 1 + failures.longest_ns)
-        self._failed[candidate.route] = (failures, error)
+        self._failed[way] = (failures, error)
 
     def findings(self, state: CacheState | None, at_ns: int) -> Iterator[Finding]:
-        """A finding per route."""
-        for route, (failures, error) in sorted(self._failed.items()):
+        """A finding per route of a daemon."""
+        for (route, _), (failures, error) in sorted(self._failed.items()):
             yield self.finding(
                 route.arrow, plural(failures.count, "failed copy"), f"last error: {error or 'none given'}",
                 seq=failures.evidence[0], evidence=failures.evidence, since_ns=failures.since_ns,
@@ -276,15 +279,16 @@ class Straggler(Lint):
     def __init__(self) -> None:
         super().__init__()
         self._batches: dict[int, list[int]] = {}
-        """Open batch to [promoted first, members, ended last but one, ended last, candidate that ended last]."""
+        """Open batch to [promoted first, members, ended last but one, ended last, the candidate of that, daemon]."""
         self._batch_of: dict[int, int] = {}
-        self._count = 0
-        self._worst: Finding | None = None
+        self._worst: dict[int, Finding] = {}
+        """Daemon to its worst straggler, with the number of its stragglers."""
         self.after = {ev.CandidatePromoted: self._promoted, ev.BatchEnded: self._over}
         self.before = {ev.CandidateEnded: self._ended}
 
     def _promoted(self, e: ev.CandidatePromoted, state: CacheState) -> None:
-        batch = self._batches.setdefault(e.batch, [e.at_ns, 0, e.at_ns, e.at_ns, e.candidate])
+        daemon = daemon_of(state, e.source_pool)
+        batch = self._batches.setdefault(e.batch, [e.at_ns, 0, e.at_ns, e.at_ns, e.candidate, daemon])
         batch[1] += 1
         self._batch_of[e.candidate] = e.batch
 
@@ -297,17 +301,18 @@ class Straggler(Lint):
         batch = self._batches.pop(e.batch, None)
         if batch is None or batch[1] < 2:
             return
-        began, _, others, last, candidate = batch
+        began, _, others, last, candidate, daemon = batch
         if last - began > STRAGGLER_FACTOR * (others - began) and last - others > STRAGGLER_LEAST_NS:
-            self._count += 1
-            if self._worst is None or last - others > self._worst.weight:
-                self._worst = self.finding(
+            worst = self._worst.get(daemon)
+            count = 1 if worst is None else worst.count + 1
+            if worst is None or last - others > worst.weight:
+                worst = self.finding(
                     f"batch {e.batch}", f"its last copy {spoken(last - others)} late",
                     f"candidate {candidate} took {spoken(last - began)}, the others {spoken(others - began)}",
                     seq=e.seq, since_ns=others, until_ns=last, weight=last - others,
                 )
+            self._worst[daemon] = msgspec.structs.replace(worst, count=count)
 
     def findings(self, state: CacheState | None, at_ns: int) -> Iterator[Finding]:
-        """The worst straggler, with the number of stragglers."""
-        if self._worst is not None:
-            yield msgspec.structs.replace(self._worst, count=self._count)
+        """The worst straggler of each daemon, with the number of its stragglers."""
+        yield from self._worst.values()

@@ -1,6 +1,7 @@
 """Lints about work without worth: copied twice, staged for nothing, stored and never loaded, planned and not needed.
 
-Law of this file: a share is judged only from a least number on, and both stand in the text.
+Law of this file: a share is judged only from a least number on, and both stand in the text. Each daemon of a merged
+recording is judged by itself.
 """
 
 from collections import Counter
@@ -8,10 +9,10 @@ from collections.abc import Iterator
 from typing import Final
 
 from kvbm_console.analysis.lints.lint import EVIDENCE_MAX, Finding, Lint, plural
-from kvbm_console.analysis.waits import daemon_of
+from kvbm_console.analysis.waits import Way, daemon_of, daemon_of_copy, daemon_of_slot, way_of
 from kvbm_console.core import events as ev
 from kvbm_console.core.columns import ID_BYTES, unpack_hashes
-from kvbm_console.core.ids import ReleaseReason, Route, SkipReason, Tier
+from kvbm_console.core.ids import ReleaseReason, SkipReason, Tier
 from kvbm_console.core.state import CacheState
 
 DUPLICATE_BLOCKS: Final = 64
@@ -26,6 +27,25 @@ LINK_BUSY_LEAST: Final = 20
 LINK_BUSY_PERCENT: Final = 10
 
 
+class _Part:
+    """Events of a daemon, and those of them that were in vain."""
+
+    __slots__ = ("evidence", "part", "whole")
+
+    def __init__(self) -> None:
+        self.whole = 0
+        self.part = 0
+        self.evidence: list[int] = []
+
+    def count(self, e: ev.Event, in_vain: bool) -> None:
+        """Count another one."""
+        self.whole += 1
+        if in_vain:
+            self.part += 1
+            if len(self.evidence) < EVIDENCE_MAX:
+                self.evidence.append(e.seq)
+
+
 class Duplicate(Lint):
     """Blocks copied to where they stood already, or were on their way to."""
 
@@ -37,9 +57,9 @@ class Duplicate(Lint):
 
     def __init__(self) -> None:
         super().__init__()
-        self._copied: dict[Route, int] = {}
-        self._twice: dict[Route, int] = {}
-        self._evidence: dict[Route, list[int]] = {}
+        self._copied: dict[Way, int] = {}
+        self._twice: dict[Way, int] = {}
+        self._evidence: dict[Way, list[int]] = {}
         self.before = {ev.BlocksReserved: self._reserved}
         self.after = {ev.CandidatePromoted: self._promoted}
         self._waiting: tuple[int, int] = (-1, 0)
@@ -50,23 +70,23 @@ class Duplicate(Lint):
         self._waiting = (e.operation, again)
 
     def _promoted(self, e: ev.CandidatePromoted, state: CacheState) -> None:
-        route = state.candidates[e.candidate].route
-        self._copied[route] = self._copied.get(route, 0) + e.blocks
+        way = way_of(state, state.candidates[e.candidate])
+        self._copied[way] = self._copied.get(way, 0) + e.blocks
         operation, again = self._waiting
         if operation == e.operation and again:
-            self._twice[route] = self._twice.get(route, 0) + again
-            kept = self._evidence.setdefault(route, [])
+            self._twice[way] = self._twice.get(way, 0) + again
+            kept = self._evidence.setdefault(way, [])
             if len(kept) < EVIDENCE_MAX:
                 kept.append(e.seq)
 
     def findings(self, state: CacheState | None, at_ns: int) -> Iterator[Finding]:
-        """Per route, over all of the evidence."""
-        for route, twice in sorted(self._twice.items()):
-            copied = self._copied[route]
+        """Per route of a daemon, over all of the evidence."""
+        for way, twice in sorted(self._twice.items()):
+            copied = self._copied[way]
             if twice >= DUPLICATE_BLOCKS and 100 * twice >= DUPLICATE_PERCENT * copied:
-                evidence = self._evidence[route]
+                evidence = self._evidence[way]
                 yield self.finding(
-                    route.words, f"{plural(twice, 'block')} copied twice",
+                    way[0].words, f"{plural(twice, 'block')} copied twice",
                     _share(twice, copied, "blocks copied"), seq=evidence[0], evidence=evidence, until_ns=at_ns,
                     count=twice, weight=twice,
                 )
@@ -83,26 +103,23 @@ class Staged(Lint):
 
     def __init__(self) -> None:
         super().__init__()
-        self._all = 0
-        self._late = 0
-        self._evidence: list[int] = []
+        self._of: dict[int, _Part] = {}
+        """By daemon."""
         self.after = {ev.StagingReleased: self._released}
 
     def _released(self, e: ev.StagingReleased, state: CacheState) -> None:
-        self._all += 1
-        if e.why is ReleaseReason.DEADLINE:
-            self._late += 1
-            if len(self._evidence) < EVIDENCE_MAX:
-                self._evidence.append(e.seq)
+        mine = self._of.setdefault(daemon_of_slot(state, state.slots[e.slot]), _Part())
+        mine.count(e, e.why is ReleaseReason.DEADLINE)
 
     def findings(self, state: CacheState | None, at_ns: int) -> Iterator[Finding]:
-        """Over all of the evidence."""
-        if self._late >= STAGED_LEAST and 100 * self._late >= STAGED_PERCENT * self._all:
-            yield self.finding(
-                "staging", f"{self._late:,} never onboarded",
-                f"{_share(self._late, self._all, 'stagings')} ended by their deadline", seq=self._evidence[0],
-                evidence=self._evidence, until_ns=at_ns, count=self._late, weight=self._late,
-            )
+        """Per daemon, over all of the evidence."""
+        for _, late in sorted(self._of.items()):
+            if late.part >= STAGED_LEAST and 100 * late.part >= STAGED_PERCENT * late.whole:
+                yield self.finding(
+                    "staging", f"{late.part:,} never onboarded",
+                    f"{_share(late.part, late.whole, 'stagings')} ended by their deadline", seq=late.evidence[0],
+                    evidence=late.evidence, until_ns=at_ns, count=late.part, weight=late.part,
+                )
 
 
 class NeverLoaded(Lint):
@@ -167,29 +184,29 @@ class AlreadyCached(Lint):
 
     def __init__(self) -> None:
         super().__init__()
-        self._ended = 0
-        self._cached = 0
-        self._evidence: list[int] = []
-        self.after = {ev.CandidateSkipped: self._skipped, ev.CandidateEnded: self._over}
+        self._of: dict[int, _Part] = {}
+        """By daemon."""
+        self.before = {ev.CandidateSkipped: self._skips, ev.CandidateEnded: self._ends}
 
-    def _skipped(self, e: ev.CandidateSkipped, state: CacheState) -> None:
-        self._ended += 1
-        if e.reason is SkipReason.ALREADY_CACHED:
-            self._cached += 1
-            if len(self._evidence) < EVIDENCE_MAX:
-                self._evidence.append(e.seq)
+    def _skips(self, e: ev.CandidateSkipped, state: CacheState) -> None:
+        self._count(e, state, e.reason is SkipReason.ALREADY_CACHED)
 
-    def _over(self, e: ev.CandidateEnded, state: CacheState) -> None:
-        self._ended += 1
+    def _ends(self, e: ev.CandidateEnded, state: CacheState) -> None:
+        self._count(e, state, False)
+
+    def _count(self, e: ev.CandidateSkipped | ev.CandidateEnded, state: CacheState, cached: bool) -> None:
+        candidate = state.candidates[e.candidate]
+        self._of.setdefault(daemon_of_copy(state, candidate), _Part()).count(e, cached)
 
     def findings(self, state: CacheState | None, at_ns: int) -> Iterator[Finding]:
-        """Over all of the evidence."""
-        if self._cached >= ALREADY_CACHED_LEAST and 100 * self._cached >= ALREADY_CACHED_PERCENT * self._ended:
-            yield self.finding(
-                "candidates", f"{self._cached:,} skipped as already cached",
-                _share(self._cached, self._ended, "candidates that ended"), seq=self._evidence[0],
-                evidence=self._evidence, until_ns=at_ns, count=self._cached, weight=self._cached,
-            )
+        """Per daemon, over all of the evidence."""
+        for _, cached in sorted(self._of.items()):
+            if cached.part >= ALREADY_CACHED_LEAST and 100 * cached.part >= ALREADY_CACHED_PERCENT * cached.whole:
+                yield self.finding(
+                    "candidates", f"{cached.part:,} skipped as already cached",
+                    _share(cached.part, cached.whole, "candidates that ended"), seq=cached.evidence[0],
+                    evidence=cached.evidence, until_ns=at_ns, count=cached.part, weight=cached.part,
+                )
 
 
 class LinkBusy(Lint):
@@ -207,32 +224,25 @@ class LinkBusy(Lint):
 
     def __init__(self) -> None:
         super().__init__()
-        self._copied: Counter[Route] = Counter()
-        self._skipped: Counter[Route] = Counter()
-        self._evidence: dict[Route, list[int]] = {}
+        self._of: dict[Way, _Part] = {}
         self.before = {ev.CandidateSkipped: self._skips}
         self.after = {ev.CandidatePromoted: self._promoted}
 
     def _skips(self, e: ev.CandidateSkipped, state: CacheState) -> None:
         candidate = state.candidates.get(e.candidate)
         if candidate is not None and e.reason is SkipReason.LINK_BUSY:
-            self._skipped[candidate.route] += 1
-            kept = self._evidence.setdefault(candidate.route, [])
-            if len(kept) < EVIDENCE_MAX:
-                kept.append(e.seq)
+            self._of.setdefault(way_of(state, candidate), _Part()).count(e, True)
 
     def _promoted(self, e: ev.CandidatePromoted, state: CacheState) -> None:
-        self._copied[state.candidates[e.candidate].route] += 1
+        self._of.setdefault(way_of(state, state.candidates[e.candidate]), _Part()).count(e, False)
 
     def findings(self, state: CacheState | None, at_ns: int) -> Iterator[Finding]:
-        """Per route, over all of the evidence."""
-        for route, skipped in sorted(self._skipped.items()):
-            whole = skipped + self._copied[route]
-            if skipped >= LINK_BUSY_LEAST and 100 * skipped >= LINK_BUSY_PERCENT * whole:
+        """Per route of a daemon, over all of the evidence."""
+        for (route, _), busy in sorted(self._of.items()):
+            if busy.part >= LINK_BUSY_LEAST and 100 * busy.part >= LINK_BUSY_PERCENT * busy.whole:
                 yield self.finding(
-                    route.words, f"{skipped:,} skipped as link busy", _share(skipped, whole, "copies"),
-                    seq=self._evidence[route][0], evidence=self._evidence[route], until_ns=at_ns, count=skipped,
-                    weight=skipped,
+                    route.words, f"{busy.part:,} skipped as link busy", _share(busy.part, busy.whole, "copies"),
+                    seq=busy.evidence[0], evidence=busy.evidence, until_ns=at_ns, count=busy.part, weight=busy.part,
                 )
 
 

@@ -14,18 +14,21 @@ tokens of such a block, so equal tokens under another context can be found.
 Law of this file: a place that is empty has no parent, and only hashes of the pool have marks.
 """
 
+from array import array
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
-from kvbm_console.core.columns import copied, zeros
+from kvbm_console.core.columns import copied, numpy, zeros
 from kvbm_console.core.errors import FoldError
 from kvbm_console.core.ids import EMPTY_HASH
 
 LIVES: Final = 64
 """Classes of lifetimes, whose times are int64: class k counts blocks that lived for less than 2**k ns, and no shorter
 class."""
+_AGES_NS: Final = array("q", [1 << index for index in range(LIVES - 1)])
+"""The least age of each class but the first."""
 
 
 class BlockMark(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -41,6 +44,7 @@ class Chains:
     __slots__ = ("again", "lived", "marks", "parent_of", "stored_blocks")
 
     def __init__(self) -> None:
+        numpy()  # now, so that no report waits for its import
         self.parent_of = zeros("Q", 0)
         """The hash in front of the block of each place; 0 at the beginning of a prompt, and if unknown."""
         self.marks: dict[int, BlockMark] = {}
@@ -73,6 +77,12 @@ class Chains:
             if not 0 <= position < len(stored):
                 raise FoldError(f"block {position} of {len(stored)} stored blocks is marked")
             self.marks[stored[position]] = BlockMark(content, context)
+
+    def count_lives(self, ages_ns: Any) -> None:
+        """Count evicted blocks by how long they lived, an array of numpy's."""
+        classes = numpy().searchsorted(numpy().asarray(_AGES_NS), ages_ns, side="right")
+        for index, blocks in enumerate(numpy().bincount(classes).tolist()):
+            self.lived[index] += blocks
 
     def count_again(self, within_ns: Sequence[int], within_blocks: Sequence[int], blocks: Sequence[int]) -> None:
         """Count blocks that were stored again."""

@@ -40,7 +40,7 @@ from typing import Final
 import msgspec
 
 from kvbm_console.core.chains import Chains
-from kvbm_console.core.columns import copied, prefix_of, used, zeros
+from kvbm_console.core.columns import BULK_LEAST, copied, places_array, prefix_of, read_at, used, write_at, zeros
 from kvbm_console.core.errors import FoldError
 from kvbm_console.core.ids import EMPTY_HASH, Authority, Condition, Measure, Tier
 
@@ -476,6 +476,12 @@ def store_copies(pool: PoolFacts, hashes: list[int], fronts: Iterable[int], at_n
         here = slice(places[0], places[-1] + 1)
         hash_of[here], parent_of[here] = array("Q", hashes), array("Q", fronts)
         content[here], stored_at[here] = bytes((READY,)) * len(places), array("q", (at_ns,)) * len(places)
+    elif len(places) >= BULK_LEAST:
+        at = places_array(places)
+        write_at(hash_of, at, array("Q", hashes))
+        write_at(content, at, READY)
+        write_at(stored_at, at, at_ns)
+        write_at(parent_of, at, array("Q", fronts))
     else:
         for place, key, front in zip(places, hashes, fronts, strict=True):
             hash_of[place] = key
@@ -519,18 +525,32 @@ def forget_copies(pool: PoolFacts, hashes: Sequence[int], at_ns: int) -> int:
         for key in hashes:
             if key not in by_hash:
                 chains.marks.pop(key, None)
-    hash_of, content, stored_at, parent_of = pool.hash_of, pool.content, pool.stored_at, chains.parent_of
-    lived, known = chains.lived, at_ns != UNKNOWN_NS
-    for place in places:
-        since = stored_at[place]
-        if known and since != UNKNOWN_NS:
-            lived[(at_ns - since).bit_length() if at_ns > since else 0] += 1
-        hash_of[place] = EMPTY_HASH
-        content[place] = FREE
-        stored_at[place] = 0
-        parent_of[place] = EMPTY_HASH
+    _empty(pool, chains, places, at_ns)
     if pool.spare is not None:
         _give_back(pool.spare, places)
     pool.counts[_CACHED] -= len(places)
     pool.counts[_EMPTY] += len(places)
     return len(places)
+
+
+def _empty(pool: PoolFacts, chains: Chains, places: list[int], at_ns: int) -> None:
+    """These places of a stream's pool lose their content; count how long it was there."""
+    hash_of, content, stored_at, parent_of = pool.hash_of, pool.content, pool.stored_at, chains.parent_of
+    known = at_ns != UNKNOWN_NS
+    if len(places) >= BULK_LEAST:
+        at = places_array(places)
+        if known:
+            since = read_at(stored_at, at)
+            chains.count_lives(at_ns - since[since != UNKNOWN_NS])
+        for column in (hash_of, content, stored_at, parent_of):
+            write_at(column, at, 0)
+        return
+    lived = chains.lived
+    for place in places:
+        began_ns = stored_at[place]
+        if known and began_ns != UNKNOWN_NS:
+            lived[(at_ns - began_ns).bit_length() if at_ns > began_ns else 0] += 1
+        hash_of[place] = EMPTY_HASH
+        content[place] = FREE
+        stored_at[place] = 0
+        parent_of[place] = EMPTY_HASH

@@ -3,9 +3,12 @@
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as some
 
 from kvbm_console.core import events as ev
 from kvbm_console.core import stimuli as st
+from kvbm_console.core import tiers
 from kvbm_console.core.chains import BlockMark
 from kvbm_console.core.columns import pack_hashes, pack_ids
 from kvbm_console.core.ids import Authority, Measure, ResetMode, Tier
@@ -120,6 +123,35 @@ def test_a_life_is_the_time_between_the_steps_of_the_engine() -> None:
     script.tell(st.BlocksReported, pool, b"", pack_hashes([d]), False, b"", "", *removal.values(), source=STREAM)
     assert sum(chains.lived) == 1, "an eviction of unknown time ends no life"
     assert not facts.by_hash
+
+
+REPORTS = some.lists(some.tuples(
+    some.lists(some.integers(1, 40), unique=True, max_size=25), some.lists(some.integers(1, 40), max_size=25),
+    some.sampled_from([None, -5, 0, 1, 2**20 - 1, 2**20, 2**40]),
+), max_size=12)
+"""What each report stores, what it removes, and how long ago."""
+
+
+@settings(max_examples=60, deadline=None)
+@given(REPORTS)
+def test_a_report_of_many_blocks_leaves_the_facts_of_one_that_is_taken_block_by_block(
+    reports: list[tuple[list[int], list[int], int | None]]
+) -> None:
+    facts = []
+    for least in (1, 1_000):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(tiers, "BULK_LEAST", least)
+            script, pool = followed(capacity=None)
+            for stored, removed, age_ns in reports:
+                told = DETAILS | {
+                    "chains": pack_ids([1] * len(stored)), "parents": pack_hashes([key // 2 for key in stored]),
+                    "age_ns": age_ns,
+                }
+                script.tell(st.BlocksReported, pool, pack_hashes(stored), pack_hashes(removed), False, b"", "",
+                            *told.values(), source=STREAM)
+            assert not script.rejected
+            facts.append(encode_facts(script.state))
+    assert facts[0] == facts[1]
 
 
 @pytest.mark.parametrize(("told", "why"), [

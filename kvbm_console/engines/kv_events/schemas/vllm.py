@@ -58,6 +58,7 @@ _Hashes = list[int | bytes]
 _NONE: Final = msgspec.Raw(b"\xc0")
 
 
+_NUMBERS: Final = {int}
 NAME_CHARS: Final = 64
 """Characters of the name of a LoRA or a session; ids of sessions have 36."""
 IMAGE_CHARS: Final = 16
@@ -167,6 +168,9 @@ def _removed(event: Any) -> Removed:
 
 
 def _hashes(event: Any) -> list[int]:
+    hashes: list[Any] = event.block_hashes
+    if set(map(type, hashes)) == _NUMBERS and min(hashes) > 0 and max(hashes) < 2**64:
+        return hashes
     return [value if type(value) is int and 0 < value < 2**64 else normal_hash(value) for value in event.block_hashes]
 
 

@@ -53,7 +53,7 @@ class PairSide(msgspec.Struct, frozen=True, kw_only=True):
     request: str
     states: list[str]
     hits: list[int]
-    """Prompt blocks in G1 to G4, of all its admissions."""
+    """Prompt blocks in G1 to G4, of its first admission."""
     scored_blocks: int
     preemptions: int
     lost_blocks: int

@@ -14,6 +14,10 @@ SOCKET_PATH_BYTES_MAX: Final = 103
 
 def parse_address(text: str, refuse: Callable[[str], Any]) -> str:
     """``unix:PATH`` (also written as a bare path with a slash) or ``HOST:PORT``; anything else is refused."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        refuse(f"must be UTF-8, because gRPC takes no other address, got {text!r}")
     if "/" in text and "://" not in text and not text.startswith("unix:"):
         text = f"unix:{text}"
     if text.startswith("unix:") and len(text) > len("unix:"):

@@ -3,6 +3,7 @@
 Law of this file: what it returns moves no cursor and turns no text around, and JSON keeps every name whole.
 """
 
+import json
 from typing import Any
 
 import msgspec
@@ -10,7 +11,10 @@ import msgspec
 
 def json_text(document: Any) -> str:
     """A JSON value on one line, without characters that move a cursor or turn text around."""
-    text = msgspec.json.encode(document).decode()
+    try:
+        text = msgspec.json.encode(document).decode()
+    except UnicodeEncodeError:  # bytes of a file's name that are no UTF-8: Python's names have surrogates for them
+        return json.dumps(msgspec.to_builtins(document), separators=(",", ":"))
     return text if text.isprintable() else "".join(map(_escaped, text))
 
 

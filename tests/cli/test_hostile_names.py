@@ -5,6 +5,8 @@ Law of this file: every printed line is printable, no name begins a line of its 
 
 import asyncio
 import json
+import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -22,6 +24,7 @@ from tui.canvas import Canvas
 from tui.draw.spans import Row
 from tui.theme import Theme
 
+RECORDINGS = Path(__file__).resolve().parents[2] / "recordings"
 HOSTILE = "\x1b]0;PWNED\x07\x1b[31m\x9b2J\u202egnp\u2066\nFORGED line\r\x00\u200b\x85\x08\x7f\U000e0001"
 COMMANDS = (
     ["status"], ["tail", "--since", "0", "--count", "12"], ["break", "list"], ["holds"], ["doctor"], ["why", HOSTILE],
@@ -90,6 +93,27 @@ def test_what_is_written_for_people_and_programs(text: str) -> None:
     family = Family("kvbm_x", "help")
     family.add(1, {"engine": text})
     assert all(line.isprintable() for line in render([family]).split("\n"))
+
+
+@pytest.mark.parametrize("words", [
+    ("rec", "info"), ("rec", "verify"), ("doctor",), ("rec", "info", "--format", "json"),
+    ("rec", "verify", "--format", "json"), ("doctor", "--format", "json"),
+])
+def test_a_file_whose_name_is_no_utf_8_is_read_as_any_other(tmp_path: Path, words: tuple[str, ...]) -> None:
+    name = os.fsdecode(b"a\xff.mcap")
+    shutil.copy(RECORDINGS / "reset.mcap", tmp_path / name)
+    done = run(tmp_path, *words, name)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.replace("\n", "").isprintable()
+    if "json" in words:
+        assert name in json.dumps(json.loads(done.stdout), ensure_ascii=False)
+
+
+def test_an_address_that_is_no_utf_8_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    done = run(tmp_path, "status", os.fsdecode(b"./a\xff.sock"))
+    assert done.returncode == 2
+    assert "must be UTF-8" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_a_row_of_the_console_is_text_whatever_a_view_put_there() -> None:

@@ -151,8 +151,8 @@ def ask(lake: Path, question: str, block: int | None = None) -> LakeAnswer:
         raise RecordingError(f"{lake} cannot be read: {str(error).splitlines()[0]}") from None
 
 
-def _has(lake: Path, table: str) -> bool:
-    return any((lake / table).glob("day=*/engine=*/*.parquet"))
+def _has(lake: Path, table: str, engine: str = "*") -> bool:
+    return any((lake / table).glob(f"day=*/engine={engine}/*.parquet"))
 
 
 def _answer(duckdb: Any, lake: Path, question: str, block: int | None) -> LakeAnswer:
@@ -166,9 +166,10 @@ def _answer(duckdb: Any, lake: Path, question: str, block: int | None) -> LakeAn
             connection.execute(f"create view {table} as select {', '.join(empty)}, '' as engine where false")
             continue
         place = glob.escape(str(lake / table)).replace("'", "''")
+        # Computed for every row, a name costs who-has ten times as much, so only lakes that need it pay for it.
+        named = f" replace (coalesce(engine, '{NO_NAME}') as engine)" if _has(lake, table, NO_NAME) else ""
         connection.execute(
-            f"create view {table} as select * exclude (filename, engine), coalesce(engine, '{NO_NAME}') as engine, "
-            f"{_RUN} as run from read_parquet("
+            f"create view {table} as select * exclude (filename){named}, {_RUN} as run from read_parquet("
             f"'{place}/*/*/*.parquet', filename = true, hive_partitioning = true, "
             "hive_types = {'day': date, 'engine': varchar})"
         )

@@ -129,7 +129,7 @@ REPORTS = some.lists(some.tuples(
     some.lists(some.integers(1, 40), unique=True, max_size=25), some.lists(some.integers(1, 40), max_size=25),
     some.sampled_from([None, -5, 0, 1, 2**20 - 1, 2**20, 2**40]),
 ), max_size=12)
-"""What each report stores, what it removes, and how long ago."""
+"""Reports: the hashes that each stores and removes, and how long ago."""
 
 
 @settings(max_examples=60, deadline=None)

@@ -600,7 +600,8 @@ def _lose(decider: Decider, slot: SlotFacts, block: int) -> None:
             position = block * decider.block_tokens_of(slot.source)
             again = slot.preemptions > 0
             decider.emit(ev.HitsLost, slot.slot, Tier(part.tier), max(0, counted), position, again)
-            decider.lost_hits[Tier(part.tier)] += 0 if again else max(0, counted)
+            if not again:
+                decider.lost_hits[Tier(part.tier)] += max(0, counted)
 
 
 def _end_load(decider: Decider, slot: SlotFacts) -> None:

@@ -45,6 +45,10 @@ BLOCK_TOKENS_MAX: Final = 65_536
 """Tokens of a block; engines have 16 to 1,024."""
 PREFETCH_TIMEOUT_MAX_NS: Final = 3_600 * SECOND_NS
 """An hour is more than any wait for a cache."""
+BATCH_TOKENS: Final = 16_384
+BATCH_LEAST: Final = 64
+BATCH_PARTS: Final = 16
+"""Bounds of one copy down: see ``batch_blocks`` and ``offload_batch_blocks``."""
 Prefetch = Literal["chain", "ngram", "session", "none"]
 PrefetchStop = Literal["best_effort", "wait_complete", "timeout"]
 OffloadLaw = Literal["total", "order"]
@@ -55,6 +59,15 @@ def require(ok: bool, field: str, bound: str, value: object) -> None:
     """Raise the one-sentence ``UsageError`` for ``field`` unless ``ok``."""
     if not ok:
         raise UsageError(f"{field} must be {bound}, got {value!r}")
+
+
+def batch_blocks(block_tokens: int) -> int:
+    """Most blocks of one copy down by default: those of 16,384 tokens (2 GiB with the default geometry), or 64.
+
+    >>> batch_blocks(16), batch_blocks(512)
+    (1024, 64)
+    """
+    return max(BATCH_LEAST, BATCH_TOKENS // block_tokens)
 
 
 class LeaderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -77,7 +90,8 @@ class LeaderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     offload_hysteresis: float = 0.05
     """Copying down stops when the safe share has come back to 1 - threshold + hysteresis."""
     offload_batch_blocks: int = 64
-    """Most blocks of one offload candidate, so that one copy does not hold its sources for long."""
+    """Most blocks of one copy down, so that it does not hold its sources for long. A copy has at most a sixteenth of
+    both its pools, too, or 64 blocks if that is more. Users get ``batch_blocks``."""
     staging_share: float = 0.5
     """Most of a lower pool that staging may hold; a longer match is shortened."""
     staging_deadline_ns: int = 5 * SECOND_NS

@@ -19,6 +19,7 @@ from kvbm_console.core.config import (
     OffloadLinkBusy,
     Prefetch,
     PrefetchStop,
+    batch_blocks,
 )
 from kvbm_console.core.errors import UsageError
 from kvbm_console.core.eviction.policy import DEFAULT_POLICY, PolicyConfig
@@ -240,7 +241,10 @@ class CacheOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     def leader_config(self, **more: Any) -> LeaderConfig:
         """The leader's configuration; ``more`` are fields that have no flag."""
-        usual = LeaderConfig() if self.machine is None else self.machine.leader
+        if self.machine is None:
+            usual = LeaderConfig(offload_batch_blocks=batch_blocks(self.block_size))
+        else:
+            usual = self.machine.leader
         return msgspec.structs.replace(
             usual, block_tokens=self.block_size, g2_blocks=self.kv_cpu_blocks, g3_blocks=self.kv_disk_blocks,
             offload_law=self.kv_offload_law, offload_threshold=self.kv_offload_threshold,

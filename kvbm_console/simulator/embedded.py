@@ -13,7 +13,7 @@ import msgspec
 from kvbm_console.bytes.orders import RankPool
 from kvbm_console.bytes.ranks import Ranks
 from kvbm_console.core.columns import pack_hashes, pack_ids
-from kvbm_console.core.config import LeaderConfig, require
+from kvbm_console.core.config import LeaderConfig, batch_blocks, require
 from kvbm_console.core.errors import InternalError, UsageError
 from kvbm_console.core.ids import Note, Tier
 from kvbm_console.core.leader import Leader, Outcome
@@ -138,7 +138,7 @@ def default_leader_config(workload: Workload, **changes: object) -> LeaderConfig
     sizes = workload.capacities
     base = LeaderConfig(
         block_tokens=sizes.block_tokens, g2_blocks=sizes.g2_blocks, g3_blocks=sizes.g3_blocks, offload_law="order",
-        offload_link_busy="skip",
+        offload_link_busy="skip", offload_batch_blocks=batch_blocks(sizes.block_tokens),
     )
     return msgspec.structs.replace(base, **changes)
 

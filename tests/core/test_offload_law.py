@@ -269,10 +269,11 @@ def test_a_load_beside_a_copy_down_does_not_make_the_link_busy() -> None:
     assert not watch.broken, watch.broken[:3]
 
 
+@pytest.mark.parametrize("seed", [20, 22, 24, 29, 32])
 @pytest.mark.parametrize("bandwidth", [0.125, 0.06])
-def test_documents_that_arrive_at_once_over_a_slow_link_hit_as_with_write_through(bandwidth: float) -> None:
+def test_documents_that_arrive_at_once_over_a_slow_link_hit_as_with_write_through(bandwidth: float, seed: int) -> None:
     """What is wanted at once is not known at the start; later the reserve covers what a link falls behind."""
-    trace = "multiturn:sessions=6,prompts=6,system=8192,user=64,output=32,turns=2,think=0.5,requests=80,seed=24"
+    trace = f"multiturn:sessions=6,prompts=6,system=8192,user=64,output=32,turns=2,think=0.5,requests=80,seed={seed}"
     default, through = (
         simulate(documents(
             trace=trace, total_kv_blocks=2_500, kv_cpu_blocks=9_000, kv_disk_blocks=18_000,

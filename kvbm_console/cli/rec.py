@@ -273,14 +273,16 @@ def _report_lines(report: "VerifyReport") -> list[str]:
     if report.gaps:
         are = "is" if report.missing == 1 else "are"
         lines.append(f"{plural(report.missing, 'event')} {are} missing in {plural(report.gaps, 'gap')}")
-    if report.not_folded or report.not_rerun:
+    if report.not_folded or (report.not_rerun and not report.older):
         lines.append(
             f"not compared, for want of a keyframe: {number(report.not_folded)} events, "
             f"{number(report.not_rerun)} stimuli"
         )
     if report.unknown:
         lines.append(f"{number(report.unknown)} events of kinds of a newer version were passed over")
-    if not report.decisions:
+    if report.older:
+        lines.append(f"state replay only: leaders of format {report.older} decided by other rules")
+    elif not report.decisions:
         lines.append("state replay only: it holds no stimuli that can be rerun")
     lines += report.findings
     if report.first_difference is not None:

@@ -41,8 +41,11 @@ KIND_NUMBER_BASE: Final = 100
 """The number of a kind in the messages of the wire is this plus its msgpack tag."""
 SCHEMA_ID: Final = 14
 """Version of events and stimuli that a batch carries, so that a reader can say why it cannot read one."""
-FORMAT_MINOR: Final = 16
+FORMAT_MINOR: Final = 17
 """Minor version of recordings, which older readers may read and pass new things over."""
+DECIDES_SINCE: Final = 17
+"""Minor version since which a leader decides, and remembers, what today's leader does. The stimuli of older recordings
+are not decided again."""
 PROTOCOL_MINOR: Final = 16
 """Minor version of the wire. A new kind or field raises all three; ``make proto`` refuses it otherwise."""
 NOTHING_RETURNED: Final = (0, 0, 0, 0)

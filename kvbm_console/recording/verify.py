@@ -17,7 +17,7 @@ import msgspec
 
 from kvbm_console.core.audit import Lineage, Violation, audit, quick_audit
 from kvbm_console.core.errors import CorruptRecording, KvbmConsoleError
-from kvbm_console.core.events import Event, InvariantViolated, UnknownKind
+from kvbm_console.core.events import DECIDES_SINCE, Event, InvariantViolated, UnknownKind
 from kvbm_console.core.leader import Leader
 from kvbm_console.core.leader.memory import LiveMemory
 from kvbm_console.core.snapshots import digest
@@ -70,7 +70,7 @@ class VerifyReport(msgspec.Struct, frozen=True):
     digest: str | None
     """The digest of the facts behind the last event; None when they are unknown."""
     decisions: bool = True
-    """False when it holds no stimuli with a complete keyframe in front: then only the state was replayed."""
+    """False when only the state was replayed: no stimuli have a complete keyframe in front, or it is ``older``."""
     unknown: int = 0
     """Events of kinds that only a newer version knows: passed over, and nothing compared until the next keyframe."""
     run: str = ""
@@ -79,6 +79,8 @@ class VerifyReport(msgspec.Struct, frozen=True):
     """Segments that were removed from this run and, in the report of a directory, segments that cannot be read."""
     earlier: "list[VerifyReport]" = []
     """The same for every earlier run of the directory, oldest first. ``ok`` covers them."""
+    older: str = ""
+    """The format of a recording whose leader decided by other rules (before ``DECIDES_SINCE``)."""
 
 
 class _Difference(Exception):
@@ -125,11 +127,12 @@ def _verified(recording: Recording, progress: Progress | None) -> VerifyReport:
     ]
     if recording.path.is_dir() and recording.cut_off:
         removed.append(f"every segment behind event {recording.last_seq} was removed")
+    about = recording.segments[0].about
     return VerifyReport(
         str(recording.path), difference is None and not removed, difference, run.events, run.stimuli, run.not_folded,
         run.not_rerun, run.keyframes, run.audits, len(recording.gaps), sum(gap.count for gap in recording.gaps),
         None if state is None or difference is not None else f"{digest(state):016x}", run.stimuli > 0,
-        run.unknown, recording.incarnation, removed,
+        run.unknown, recording.incarnation, removed, older="" if run.decides else f"{about.major}.{about.minor}",
     )
 
 
@@ -149,6 +152,7 @@ class _Verification:
         self.finished = False
         self.events = self.stimuli = self.not_folded = self.not_rerun = self.keyframes = self.audits = 0
         self.unknown = 0
+        self.decides = recording.segments[0].about.minor >= DECIDES_SINCE
         self.doubtful = False
         """An event was passed over: the facts are the writer's again from the next keyframe on."""
         self._audited = 0
@@ -184,7 +188,7 @@ class _Verification:
             self._audit(self.state)
         elif digest(self.state) != digest(decode_state(keyframe, self.path)):  # encoded again: fields may be new since
             raise _Difference(f"event {frame.first_seq - 1}: the folded facts differ from the keyframe behind it")
-        if not keyframe.complete:
+        if not keyframe.complete or not self.decides:
             return
         if self.leader is None:
             self.leader = self._restored(keyframe)

@@ -55,12 +55,13 @@ def rows(leader: Leader) -> Iterable[tuple[str, int, int]]:
     blocks = sum(len(pool.by_hash) for pool in lower)
     yield row("resident block: facts", blocks, column(("hash_of", "content", "refs", "stored_at", "by_hash"), lower))
     yield row("resident block: prefixes", blocks, [memory.parent_of, *(
-        getattr(rule, name) for rule in rules for name in ("_parent", "_child", "_siblings")
+        getattr(rule._tree, name) for rule in rules for name in ("parent", "child", "siblings")
     )])
-    yield row("resident block: order of recency", blocks, [rule._recency for rule in rules])
-    yield row("resident block: heaps of the policy", blocks, [
-        getattr(rule.policy, name) for rule in rules for name in ("_queued", "_heap", "_fresh", "_front")
+    yield row("resident block: orders of the leaves", blocks, [
+        getattr(order, name) for rule in rules for order in (rule._order, rule._by_recency)
+        for name in ("_live", "_heap")
     ])
+    yield row("resident block: keys of the policy", blocks, [rule.policy._queued for rule in rules])
     known = sum(len(rule.policy._stamp) for rule in rules)
     yield row("resident or evicted block: history of the policy", known, [rule.policy for rule in rules])
     left = column(EVICTIONS, memory.pools)

@@ -284,6 +284,6 @@ def test_json_of_info_and_verify_is_stable(tmp_path: Path) -> None:
     report = msgspec.json.decode(run.invoke(cli, ["rec", "verify", "--format", "json", str(path)]).stdout)
     assert list(report) == [
         "path", "ok", "first_difference", "events", "stimuli", "not_folded", "not_rerun", "keyframes", "audits", "gaps",
-        "missing", "digest", "decisions", "unknown", "run", "findings", "earlier",
+        "missing", "digest", "decisions", "unknown", "run", "findings", "earlier", "older",
     ]
     assert report["ok"] is True

@@ -5,10 +5,12 @@ from typing import Any
 
 import msgspec
 import pytest
+from click.testing import CliRunner
 
+from kvbm_console.cli.main import cli
 from kvbm_console.core.describe import describe, kind
 from kvbm_console.core.errors import RecordingError
-from kvbm_console.core.events import SCHEMA_ID, Event, UnknownKind
+from kvbm_console.core.events import DECIDES_SINCE, SCHEMA_ID, Event, UnknownKind
 from kvbm_console.core.snapshots import digest, encode_facts
 from kvbm_console.recording import format as fmt
 from kvbm_console.recording.files import SegmentWriter
@@ -45,6 +47,17 @@ def test_f21_a_file_of_every_older_version_opens_seeks_and_folds_to_its_own_keyf
         assert keyframe is not None
         from_the_start = recording.state_at(recording.first_seq - 1)
         assert encode_facts(recording.advance(from_the_start, seq - 1)) == encode_facts(recording.state_at(seq - 1))
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize("path", sorted(VERSIONS.glob("*.mcap")), ids=lambda path: path.stem)
+def test_f21_what_a_leader_decided_by_older_rules_is_not_compared(path: Path) -> None:
+    report = verify(path)
+    assert (report.ok, report.first_difference) == (True, None)
+    is_older = int(path.stem.partition(".")[2]) < DECIDES_SINCE
+    assert (report.decisions, report.older) == ((False, path.stem) if is_older else (True, ""))
+    said = CliRunner().invoke(cli, ["rec", "verify", str(path)]).output
+    assert (f"state replay only: leaders of format {path.stem} decided by other rules" in said) == is_older
 
 
 def newer(events: list[Event], at: int, schema_id: int = SCHEMA_ID + 1) -> bytes:

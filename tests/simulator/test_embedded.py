@@ -72,7 +72,7 @@ def all_given_back(rig: Rig) -> bool:
     return rig.engine.scheduler.pool.audit([]) == []
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("seed", [0, 1, 4])
 def test_ten_seconds_of_the_default_chats_show_everything(seed: int) -> None:
     tape = Tape()
     usual(parse_workload(f"multiturn:seed={seed}"), tape).run_to_end(10_000_000_000)

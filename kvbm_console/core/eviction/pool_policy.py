@@ -7,15 +7,15 @@ blocks of a sequence are a prefix of it, because a block without its prefix is o
 not evicted before a block that continues it (I13), whatever the ranks say.
 """
 
-from collections import deque
-from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
-from contextlib import closing
-from itertools import chain, filterfalse, islice
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any, Final
 
 from kvbm_console.core.eviction import make_policy
+from kvbm_console.core.eviction.learned import Learned
+from kvbm_console.core.eviction.leaves import LeafOrder, ResidentTree
 from kvbm_console.core.eviction.policy import PolicyConfig, TierPolicy
-from kvbm_console.core.eviction.ranked import Ranked
+from kvbm_console.core.eviction.ranked import Ranked, Recency
 from kvbm_console.core.eviction.request_lru import RequestLru
 from kvbm_console.core.eviction.simple_lru import SimpleLru
 
@@ -29,7 +29,8 @@ class PoolPolicy:
     """The policy of one pool of ``capacity`` places, by hash; ``parent_of`` is the leader's map of prefixes."""
 
     def __init__(self, config: PolicyConfig, capacity: int, parent_of: Mapping[int, int] | None = None) -> None:
-        self.policy = make_policy(config, capacity)
+        policy = make_policy(config, capacity)
+        self.policy: TierPolicy = Recency(capacity) if isinstance(policy, SimpleLru) else policy
         self.capacity = capacity
         self.references = 0
         """Blocks that requests have asked for: prompts, each once per admission."""
@@ -42,20 +43,29 @@ class PoolPolicy:
         """Prompt blocks of admissions that were found here while they were pinned."""
         self._same = 0
         """Of the keys that were chosen last, recency alone would have chosen so many too."""
-        self._recency = None if isinstance(self.policy, (SimpleLru, RequestLru)) else SimpleLru()
-        """The choice of recency alone, beside a policy that is not always recency."""
+        self._recency = Recency(capacity) if isinstance(self.policy, Learned) else None
+        """Recency beside a policy that has no stamps."""
         self._guards: dict[int, tuple[int, int]] = {}
         """Key to (level, until); in the order in which they were set."""
         self._parent_of = {} if parent_of is None else parent_of
-        self._parent: dict[int, int] = {}
-        """Resident key to its parent."""
-        self._child: dict[int, int] = {}
-        """Key to one of its resident children; most keys have a single child."""
-        self._siblings: dict[int, set[int]] = {}
-        """Key to its further children. Together with ``_child`` the inverse of ``_parent``."""
-        self._family: dict[int, None] = {}
-        """The rest of a family of which a choice has taken the deepest blocks, a block before all that continues it.
-        Whoever chooses next from the same family begins here, so that a long prompt is not walked again and again."""
+        self._tree = ResidentTree(self._parent_of)
+        self._order, self._by_recency = self._orders()
+
+    def _orders(self) -> tuple[LeafOrder | None, LeafOrder | None]:
+        """The orders of the leaves by the policy and by recency; None for a policy with an order of its own, and where
+        recency always decides."""
+        policy = self.policy
+        if isinstance(policy, RequestLru):
+            return None, None
+        if self._recency is not None:
+            self._recency.leave_order()
+            return None, LeafOrder(self._tree, self._recency)
+        assert isinstance(policy, Ranked)
+        policy.leave_order()
+        return (
+            LeafOrder(self._tree, policy),
+            None if isinstance(policy, Recency) else LeafOrder(self._tree, policy, by_recency=True),
+        )
 
     def use(self, keys: Sequence[int], at_ns: int) -> None:
         """A request asks for these blocks, its prompt in order, whether they are resident or not."""
@@ -89,7 +99,8 @@ class PoolPolicy:
         self.policy.insert(keys, beside, at_ns)
         if self._recency is not None:
             self._recency.insert(keys, beside, at_ns)
-        self._link(keys)
+        self._leave(self._tree.add(keys))
+        self._enter(keys)
 
     def ancestor(self, key: int) -> int | None:
         """The nearest resident block in front of this one, as far as its prefix is known."""
@@ -104,57 +115,22 @@ class PoolPolicy:
         self.policy.forget(keys)
         if self._recency is not None:
             self._recency.forget(keys)
-        self._unlink(keys)
-        family = self._family
-        if family:
-            if list(islice(reversed(family), len(keys))) == keys:
-                deque(map(family.pop, keys), 0)
-            else:
-                self._family = {}
-
-    def held(self) -> None:
-        """Some blocks that might go may not go any more."""
-        self._family = {}
+        self._leave(keys)
+        self._enter(self._tree.remove(keys))
 
     def relate(self, keys: Iterable[int]) -> None:
         """The parents of these blocks have become known; it has no effect on those that are not resident."""
-        self._link(list(filter(self.policy.resident.__contains__, keys)))
+        self._leave(self._tree.add(list(filter(self.policy.resident.__contains__, keys))))
 
-    def _link(self, keys: Iterable[int]) -> None:
-        """Remember the parents of these keys, as far as they are known."""
-        fresh = list(filterfalse(self._parent.__contains__, keys))
-        parents: list[Any] = list(map(self._parent_of.get, fresh))
-        if None in parents:
-            fresh = [key for key, parent in zip(fresh, parents, strict=True) if parent is not None]
-            parents = [parent for parent in parents if parent is not None]
-        if self._family and not self._family.keys().isdisjoint(parents):
-            self._family = {}
-        self._parent.update(zip(fresh, parents, strict=True))
-        first = list(map(self._child.setdefault, parents, fresh))
-        if first != fresh:
-            for key, parent, child in zip(fresh, parents, first, strict=True):
-                if key != child:
-                    self._siblings.setdefault(parent, set()).add(key)
+    def _enter(self, keys: Collection[int]) -> None:
+        for order in (self._order, self._by_recency):
+            if order is not None:
+                order.enter(keys)
 
-    def _unlink(self, keys: Iterable[int]) -> None:
-        for key in keys:
-            parent = self._parent.pop(key, None)
-            if parent is None:
-                continue
-            others = self._siblings.get(parent)
-            if self._child[parent] != key:
-                assert others is not None
-                others.remove(key)
-            elif others:
-                self._child[parent] = others.pop()
-            else:
-                del self._child[parent]
-            if others is not None and not others:
-                del self._siblings[parent]
-
-    def _children(self, key: int) -> list[int]:
-        child = self._child.get(key)
-        return [] if child is None else sorted([child, *self._siblings.get(key, ())])
+    def _leave(self, keys: Collection[int]) -> None:
+        for order in (self._order, self._by_recency):
+            if order is not None:
+                order.leave(keys)
 
     def guard(self, keys: Sequence[int], level: int, until_ns: int) -> None:
         """Keep these blocks, parents before children, from eviction until then; a higher or later guard stays."""
@@ -185,159 +161,88 @@ class PoolPolicy:
     def coldest(self, count: int, evictable: Callable[[int], bool], now_ns: int) -> list[int]:
         """The next ``count`` keys in the order of ``choose``, or as many as there are; nothing is evicted."""
         self._expire(now_ns)
-        chosen: dict[int, None] = {}
+        return self._next(count, evictable)
 
-        def left(key: int) -> bool:
-            return key not in chosen and evictable(key)
-
-        if not self._guards:
-            return self._whole(self.policy, count, evictable, evictable, ())
-        for level in self._levels():
-            victims = self._whole(self.policy, count - len(chosen), self._of_level(left, level), left, ())
-            chosen.update(dict.fromkeys(victims))
-            if len(chosen) == count:
-                break
-        return list(chosen)
-
-    def choose(
-        self, count: int, evictable: Callable[[int], bool], protected: Collection[int], now_ns: int, *,
-        steady: bool = False,
-    ) -> tuple[list[int], bool]:
+    def choose(self, count: int, evictable: Callable[[int], bool], now_ns: int) -> tuple[list[int], bool]:
         """The keys to evict, and whether recency alone would have chosen the same; ``gave_up`` says that they were.
 
-        At most ``count``, children before parents; fewer only when no more are evictable, unprotected and not pinned.
-        ``steady`` says that since the last such choice only blocks told by ``held`` have ceased to be evictable.
+        At most ``count``, children before parents; fewer only when no more are evictable and not pinned.
         """
         self._expire(now_ns)
-        # Recency alone has no families to walk, and ``learned`` walks them itself.
-        steady = steady and not self._guards and isinstance(self.policy, Ranked)
-        chosen: dict[int, None] = {}
-        same = 0
-
-        def left(key: int) -> bool:
-            return key not in chosen and evictable(key)
-
-        may_follow = left if self._guards else evictable  # without levels nothing is chosen before
-        for level in self._levels():
-            of_level = self._of_level(may_follow, level)
-            victims = self._rest_of_family(count, evictable, protected) if steady and self._family else []
-            if not victims:
-                victims = self._whole(
-                    self.policy, count - len(chosen), of_level, may_follow, protected, keep_rest=steady
-                )
-            if self._recency is None or self.policy.is_recency:
-                same += len(victims)
-            else:
-                by_recency = self._whole(self._recency, len(victims), of_level, may_follow, protected)
-                same += len(set(victims).intersection(by_recency))
-            chosen.update(dict.fromkeys(victims))
-            if len(chosen) == count:
-                break
-        self._same = same
-        return list(chosen), same == len(chosen)
+        chosen = self._next(count, evictable)
+        if self._by_recency is None or self.policy.is_recency:
+            self._same = len(chosen)
+        else:
+            by_recency = self._by_recency.coldest(len(chosen), evictable, *self._levels())
+            self._same = len(set(chosen).intersection(by_recency))
+        return chosen, self._same == len(chosen)
 
     def gave_up(self, count: int) -> None:
         """So many of the keys that were last chosen are evicted."""
         self.evicted += count
         self.as_recency += min(self._same, count)
 
-    def _whole(
-        self, policy: TierPolicy, count: int, evictable: Callable[[int], bool], may_follow: Callable[[int], bool],
-        protected: Collection[int], *, keep_rest: bool = False,
-    ) -> list[int]:
-        """As many as there are, up to ``count``, each with what continues it in front (I13).
-
-        A rank alone does not say that of blocks that were stored one by one. A block whose continuation may not go
-        stays.
-        """
-        order: dict[int, None] = {}
+    def _next(self, count: int, evictable: Callable[[int], bool]) -> list[int]:
         if count <= 0:
             return []
-        if isinstance(policy, RequestLru):
-            return policy.victims(count, evictable, protected) or []
-        stays: set[int | None] = set()
-        child_of, siblings = self._child.get, self._siblings
-        ask = 1 if keep_rest else count  # the family of the first victim is often long enough
-        with closing(self._parts(policy, ask, lambda key: key not in stays and evictable(key), protected)) as parts:
-            for key in chain.from_iterable(parts):
-                child = child_of(key)
-                if child in stays and key not in siblings:  # a long prompt whose end is being copied: no other look
-                    stays.add(key)
-                    continue
-                if key in order or key in stays or key in protected or not evictable(key):
-                    continue
-                if child is None or (child in order and key not in siblings):  # as ranks mostly have it
-                    order[key] = None
-                else:
-                    first = not order
-                    self._add_family(key, order, stays, may_follow, protected)
-                    if keep_rest and first and len(order) > count:
-                        self._family = dict.fromkeys(reversed(order))
-                if len(order) >= count:
-                    return list(islice(order, count))
-        return list(order)
+        if self._order is not None:
+            return self._order.coldest(count, evictable, *self._levels())
+        if isinstance(self.policy, RequestLru):
+            return self.policy.victims(count, evictable) or []
+        return self._of_learned(count, evictable)
 
-    def _parts(
-        self, policy: TierPolicy, ask: int, evictable: Callable[[int], bool], protected: Collection[int]
-    ) -> Generator[list[int], None, None]:
-        """Parts of the order of eviction, the first with about ``ask`` keys; keys may come twice."""
-        if isinstance(policy, (SimpleLru, Ranked)):
-            yield from policy.coldest_first(ask)
-            return
-        while True:  # its order depends on the keys that may go
-            victims = policy.victims(ask, evictable, protected)
-            if victims is None:
-                there = sum(1 for key in policy.resident if key not in protected and evictable(key))
-                victims = policy.victims(there, evictable, protected) or []
-            yield victims
-            if len(victims) < ask:
-                return
+    def _of_learned(self, count: int, evictable: Callable[[int], bool]) -> list[int]:
+        """The order of ``learned``, which knows most prefixes itself; a block waits for all that continues it (I13)."""
+        level_of, levels = self._levels()
+        taken: dict[int, None] = {}
+        for level in (0, *levels):
+
+            def may_go(key: int, level: int = level) -> bool:
+                return key not in taken and evictable(key) and (level_of is None or level_of(key) <= level)
+
+            stays: set[int] = set()
+            for key in self._by_worth(count - len(taken), may_go):
+                self._take_family(key, taken, stays, may_go)
+                if len(taken) >= count:
+                    return list(islice(taken, count))
+        return list(taken)
+
+    def _by_worth(self, ask: int, may_go: Callable[[int], bool]) -> Iterator[int]:
+        """All keys that may go in the order of ``learned``; keys may come twice."""
+        while (victims := self.policy.victims(ask, may_go)) is not None:
+            yield from victims
             ask *= 2
+        yield from self.policy.victims(sum(map(may_go, self.policy.resident)), may_go) or ()
 
-    def _rest_of_family(
-        self, count: int, evictable: Callable[[int], bool], protected: Collection[int]
-    ) -> list[int]:
-        """``count`` blocks of the family that was begun, if the policy still evicts from it; else none."""
-        family = self._family
-        if len(family) < count or any(map(family.__contains__, protected)):
-            return []
-        if self.policy.victims(1, evictable, protected) != [next(iter(family))]:
-            return []
-        return list(islice(reversed(family), count))
-
-    def _add_family(
-        self, victim: int, order: dict[int, None], stays: set[int | None], may_follow: Callable[[int], bool],
-        protected: Collection[int],
+    def _take_family(
+        self, victim: int, taken: dict[int, None], stays: set[int], may_go: Callable[[int], bool]
     ) -> None:
-        """Add a victim behind all blocks that continue it.
+        """Take a block behind all blocks that continue it.
 
         If some of those may not go, all blocks from them up to the victim stay and are not looked at again.
         """
+        if victim in taken or victim in stays:
+            return
         family = [victim]
-        child_of, siblings = self._child.get, self._siblings
         for key in family:
-            first = child_of(key)
-            if first is None:
-                continue
-            for child in self._children(key) if key in siblings else (first,):
-                if child in order:
+            for child in self._tree.children(key):
+                if child in taken:
                     continue
-                if child in stays or child in protected or not may_follow(child):
+                if child in stays or not may_go(child):
                     while child != victim:
-                        child = self._parent[child]
+                        child = self._tree.parent[child]
                         stays.add(child)
                     return
                 family.append(child)
-        order.update(dict.fromkeys(reversed(family)))
+        taken.update(dict.fromkeys(reversed(family)))
 
-    def _levels(self) -> list[int]:
-        return [0, *sorted({level for level, _ in self._guards.values()} - {PIN})]
-
-    def _of_level(self, evictable: Callable[[int], bool], level: int) -> Callable[[int], bool]:
-        if not self._guards:
-            return evictable
+    def _levels(self) -> tuple[Callable[[int], int] | None, list[int]]:
+        """The level of each key, and those above 0 from which blocks may go, in order."""
         guards = self._guards
-        return lambda key: guards.get(key, (0, 0))[0] == level and evictable(key)
+        if not guards:
+            return None, []
+        levels = sorted({level for level, _ in guards.values()} - {0, PIN})
+        return lambda key: guards.get(key, (0, 0))[0], levels
 
     def _expire(self, now_ns: int) -> None:
         if self._guards:
@@ -370,7 +275,10 @@ class PoolPolicy:
         self.policy.restore(exported["policy"])
         if self._recency is not None:
             self._recency.restore(exported["recency"])
-        self._link(self.policy.resident)
+        self._tree = ResidentTree(self._parent_of)
+        self._tree.add(self.policy.resident)
+        self._order, self._by_recency = self._orders()
+        self._enter(self.policy.resident)
         self._guards = {key: (level, until_ns) for key, level, until_ns in exported["guards"]}
         self.evicted, self.as_recency = exported["evicted"], exported["as_recency"]
         self.not_admitted, self.references = exported.get("not_admitted", 0), exported.get("references", 0)

@@ -416,7 +416,6 @@ class LiveMemory:
     def taken(self, pool: PoolFacts, places: list[int]) -> None:
         """These places have a holder now. Those without a copy below become ``covered``."""
         mine = self.memory.pools[pool.info.pool]
-        self.policies[pool.info.pool].held()
         if mine.ordered:
             _drop(mine.loose, places)
         if mine.exposed:

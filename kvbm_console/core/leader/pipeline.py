@@ -502,7 +502,7 @@ def end_candidate(decider: Decider, operation: OperationFacts, status: Candidate
     decider.unblock_above(source)
     decider.unblock_above(target)
     # A load of an engine that is watched may fail although its source places are not known.
-    failed = {place for at, place in enumerate(operation.sources) if at in operation.failed}
+    failed = {operation.sources[at] for at in operation.failed if at < len(operation.sources)}
     _forget_plan(decider, source, candidate, failed)
     _end_batch(decider, candidate)
     if slot is not None and candidate.route.is_load:
@@ -517,7 +517,7 @@ def fence(decider: Decider, slot: SlotFacts, given_up: Collection[int]) -> list[
 
     The ends of the operations give them back to the engine.
     """
-    fenced: list[int] = []
+    fenced: dict[int, None] = {}
     for number in sorted(slot.outstanding):
         operation = decider.state.operations[decider.state.candidates[number].operation or 0]
         mine = operation.sources if operation.source_pool == slot.device_pool else operation.targets
@@ -525,8 +525,8 @@ def fence(decider: Decider, slot: SlotFacts, given_up: Collection[int]) -> list[
         if places:
             before = decider.memory.fences.get(operation.operation, (slot.source, slot.request, []))
             decider.memory.fences[operation.operation] = (*before[:2], [*before[2], *places])
-            fenced += places
-    return fenced
+            fenced.update(dict.fromkeys(places))
+    return list(fenced)
 
 
 def _ended_down(decider: Decider, source: PoolFacts, target: PoolFacts, operation: OperationFacts) -> None:
@@ -562,9 +562,11 @@ def _forget_plan(
         below, hash_of, content = lower.by_hash, source.hash_of, source.content
         places = [place for place in places if hash_of[place] not in below]
         if places:
+            filters = _filters(decider, lower)
             decider.unsaved(source, [
                 place for place in places
-                if content[place] == READY and place not in failed and admitted(decider, lower, hash_of[place])
+                if content[place] == READY and place not in failed
+                and not (filters and not admitted(decider, lower, hash_of[place]))
             ])
     decider.mark_dirty(source)
 

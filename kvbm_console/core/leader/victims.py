@@ -10,7 +10,7 @@ was evicted there is copied again once until it is used, or all else here has go
 in circles without end.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Final
 
 from kvbm_console.core.config import SECOND_NS
@@ -34,21 +34,19 @@ def to_evict(decider: Decider, pool: PoolFacts, missing: int, hashes: Sequence[i
     """
     mine, policy = decider.memory.pools[pool.info.pool], decider.live_memory.policies[pool.info.pool]
     if policy.of_requests is not None:
-        keys, _ = policy.choose(missing, evictable(pool), policy.of_requests.offered_with(hashes), decider.at_ns)
+        offered = policy.of_requests.offered_with(hashes)
+        keys, _ = policy.choose(missing, _but_for(offered.__contains__, evictable(pool)), decider.at_ns)
         return [pool.by_hash[key] for key in keys], EvictRule.RECENCY
-    protected = {pool.hash_of[place] for place in mine.planned}
-    for chain in chains(decider.memory.parent_of, hashes):
-        ancestor = policy.ancestor(chain[0])
-        if ancestor is not None:
-            protected.add(ancestor)
+    stays = {policy.ancestor(chain[0]) for chain in chains(decider.memory.parent_of, hashes)}
     following, cached = _following(decider, pool), pool.counts[Condition.CACHED]
-    may_go = evictable(pool) if following is None else _but_for(following, evictable(pool))
-    keys, agrees = policy.choose(min(missing, cached), may_go, protected, decider.at_ns, steady=following is None)
+    free = _but_for(stays.__contains__, evictable(pool, mine.planned))
+    may_go = free if following is None else _but_for(following, free)
+    keys, agrees = policy.choose(min(missing, cached), may_go, decider.at_ns)
     if not keys:
-        keys, agrees = policy.choose(min(missing, cached), evictable(pool), protected, decider.at_ns)
+        keys, agrees = policy.choose(min(missing, cached), free, decider.at_ns)
     places = [pool.by_hash[key] for key in keys]
     if (len(places) < missing or not all(_saved(mine, place) for place in places)) and may_save(decider, pool):
-        keys, _ = policy.choose(min(_FURTHER * missing, cached), may_go, protected, decider.at_ns)
+        keys, _ = policy.choose(min(_FURTHER * missing, cached), may_go, decider.at_ns)
         places = _safe(decider, pool, keys)[:missing]
         if len(places) < missing:
             mine.wanted = max(mine.wanted, missing)
@@ -140,12 +138,12 @@ def chains(parent_of: Mapping[int, int], hashes: Sequence[int]) -> list[list[int
     return found
 
 
-def evictable(pool: PoolFacts) -> Callable[[int], bool]:
-    """True if the place of a hash may be evicted: readable and without a holder (I3)."""
+def evictable(pool: PoolFacts, planned: Container[int] = ()) -> Callable[[int], bool]:
+    """True if the place of a hash may be evicted: readable, without a holder (I3), and not ``planned`` to be copied."""
     content, refs, place_of, away = pool.content, pool.refs, pool.by_hash, pool.quarantined
 
     def may_go(key: int) -> bool:
         place = place_of[key]
-        return content[place] == READY and not refs[place] and place not in away
+        return content[place] == READY and not refs[place] and place not in away and place not in planned
 
     return may_go

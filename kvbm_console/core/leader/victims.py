@@ -16,7 +16,6 @@ from typing import Final
 from kvbm_console.core.config import SECOND_NS
 from kvbm_console.core.ids import Condition, EvictRule
 from kvbm_console.core.leader.decider import Decider
-from kvbm_console.core.leader.memory import PoolMemory
 from kvbm_console.core.tiers import READY, PoolFacts
 
 SATURATED_NS: Final = 9 * SECOND_NS // 10
@@ -45,7 +44,8 @@ def to_evict(decider: Decider, pool: PoolFacts, missing: int, hashes: Sequence[i
     if not keys:
         keys, agrees = policy.choose(min(missing, cached), free, decider.at_ns)
     places = [pool.by_hash[key] for key in keys]
-    if (len(places) < missing or not all(_saved(mine, place) for place in places)) and may_save(decider, pool):
+    unsaved = not (mine.exposed.keys().isdisjoint(places) and mine.bereft.keys().isdisjoint(places))
+    if (len(places) < missing or unsaved) and may_save(decider, pool):
         keys, _ = policy.choose(min(_FURTHER * missing, cached), may_go, decider.at_ns)
         places = _safe(decider, pool, keys)[:missing]
         if len(places) < missing:
@@ -65,10 +65,6 @@ def _following(decider: Decider, pool: PoolFacts) -> Callable[[int], bool] | Non
 
 def _but_for(stays: Callable[[int], bool], may_go: Callable[[int], bool]) -> Callable[[int], bool]:
     return lambda key: not stays(key) and may_go(key)
-
-
-def _saved(mine: PoolMemory, place: int) -> bool:
-    return place not in mine.exposed and place not in mine.bereft
 
 
 def may_save(decider: Decider, pool: PoolFacts) -> bool:

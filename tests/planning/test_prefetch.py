@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from kvbm_console.cli.main import cli
-from kvbm_console.core.columns import unpack_ids
-from kvbm_console.core.config import LeaderConfig
+from kvbm_console.core.columns import unpack_hashes, unpack_ids
+from kvbm_console.core.config import BATCH_LEAST, LeaderConfig
 from kvbm_console.core.events import BlocksReady, BlocksStaged, CandidatePlanned
 from kvbm_console.core.ids import Route, Tier
 from kvbm_console.core.instructions import StartTransfer
@@ -69,6 +69,7 @@ class Watch:
                     assert slot.hashes[at : at + len(staged)] == staged
             elif isinstance(event, CandidatePlanned) and event.route is Route.G3_G2:
                 assert event.slot is None
+                assert len(unpack_hashes(event.hashes)) <= min(BATCH_LEAST, leader.config.offload_batch_blocks)
 
 
 def run(

@@ -35,7 +35,7 @@ GHOSTS_MIN: Final = 65_536
 GHOSTS_PER_BLOCK: Final = 2
 GHOSTS_MAX: Final = 262_144
 """A policy with history remembers ``GHOSTS_PER_BLOCK`` evicted blocks per place, within the other two bounds. They take
-20 MB for most pools and 80 MB for the largest (``docs/memory.md``). The reuse of a chat takes an absolute number of
+26 MB for most pools and 102 MB for the largest (``docs/memory.md``). The reuse of a chat takes an absolute number of
 evictions, so a share of the capacity alone would forget the chats of a small pool between two turns."""
 
 

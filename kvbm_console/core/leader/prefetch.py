@@ -15,6 +15,7 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 
 from kvbm_console.core import events as ev
+from kvbm_console.core.config import BATCH_LEAST
 from kvbm_console.core.ids import Clock, Route, SlotState, Tier
 from kvbm_console.core.instructions import SetDeadline
 from kvbm_console.core.leader.decider import Decider
@@ -148,8 +149,9 @@ def _fetch(decider: Decider, host: PoolFacts, disk: PoolFacts, ways: Iterable[Se
                 break  # the blocks behind an absent block cannot be used
             wanted[key] = None
     numbers = []
-    for at in range(0, len(wanted), config.offload_batch_blocks):
-        part = list(wanted)[at : at + config.offload_batch_blocks]
+    most = min(BATCH_LEAST, config.offload_batch_blocks)  # in small copies, so that a lookup finds the first ones early
+    for at in range(0, len(wanted), most):
+        part = list(wanted)[at : at + most]
         number = decider.state.next_candidate
         decider.emit(ev.CandidatePlanned, number, None, Route.G3_G2, decider.hashes(part), b"", None)
         decider.memory.drawn_from[number] = disk.info.pool

@@ -18,7 +18,7 @@ from typing import Final
 
 import pytest
 
-from kvbm_console.core.eviction import learned, policy, ranked, shadows, simple_lru
+from kvbm_console.core.eviction import learned, leaves, policy, ranked, shadows, simple_lru
 from kvbm_console.core.leader import foresight, memory, prefetch
 from kvbm_console.core.leader.memory import LiveMemory
 from kvbm_console.planning.options import CacheOptions
@@ -40,7 +40,8 @@ from tests.benchmarks.memory import visit
 BOUNDS: Final[tuple[tuple[types.ModuleType, str, int], ...]] = (
     (policy, "GHOSTS_MIN", 64), (policy, "GHOSTS_PER_BLOCK", 1), (ranked, "_HEAP_SLACK", 32),
     (shadows, "_HEAP_SLACK", 8),
-    (learned, "_HEAP_SLACK", 32), (simple_lru, "_SLACK", 32), (memory, "HISTORY_PART", 32), (memory, "LEFT_MAX", 64),
+    (leaves, "_HEAP_SLACK", 32), (learned, "_HEAP_SLACK", 32), (simple_lru, "_SLACK", 32),
+    (memory, "HISTORY_PART", 32), (memory, "LEFT_MAX", 64),
     (memory, "NAMED_MAX", 256), (foresight, "CONTEXTS_MAX", 256), (prefetch, "SESSIONS_MAX", 8),
 )
 WARM_EVENTS: Final = 10_000

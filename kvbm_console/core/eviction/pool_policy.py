@@ -206,7 +206,9 @@ class PoolPolicy:
                 self._take_family(key, taken, stays, may_go)
                 if len(taken) >= count:
                     return list(islice(taken, count))
-        return list(taken)
+        assert self._by_recency is not None  # ``learned`` keeps blocks together that do not all continue each other
+        taken.update(dict.fromkeys(self._by_recency.coldest(count, evictable, level_of, levels)))
+        return list(islice(taken, count))
 
     def _take_family(
         self, victim: int, taken: dict[int, None], stays: set[int], may_go: Callable[[int], bool]

@@ -21,7 +21,6 @@ from heapq import heapify, heappop, heappush
 from itertools import filterfalse, repeat
 from typing import Any, Final
 
-from kvbm_console.core.columns import numpy
 from kvbm_console.core.eviction.policy import ghosts_max
 
 SECOND_NS: Final = 1_000_000_000
@@ -201,11 +200,10 @@ class Ranked:
         count = len(ghosts) - int(self.ghosts_max * _KEEP_GHOSTS)
         if count <= 0:
             return
-        np = numpy()
-        stamps = np.fromiter(map(self._stamp.__getitem__, ghosts), np.int64, len(ghosts))
-        last = np.partition(stamps, count - 1)[count - 1]
-        older = [ghosts[at] for at in np.flatnonzero(stamps < last).tolist()]
-        as_old = sorted([ghosts[at] for at in np.flatnonzero(stamps == last).tolist()])
+        stamps = list(map(self._stamp.__getitem__, ghosts))
+        last = sorted(stamps)[count - 1]
+        older = [key for key, stamp in zip(ghosts, stamps, strict=True) if stamp < last]
+        as_old = sorted([key for key, stamp in zip(ghosts, stamps, strict=True) if stamp == last])
         self._drop([*older, *as_old[: count - len(older)]])
 
     def _rebuild(self) -> None:

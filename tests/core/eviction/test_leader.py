@@ -268,6 +268,13 @@ def test_a_block_without_a_guard_waits_for_its_guarded_continuation() -> None:
     assert chosen.index(3) < chosen.index(2) < chosen.index(1)
 
 
+def test_one_of_two_continuations_that_were_stored_together_goes_without_the_other() -> None:
+    pool = PoolPolicy(PolicyConfig(policy="learned"), 8, {2: 1, 3: 1})
+    pool.insert([1, 2], 0)
+    pool.insert([3], 0)
+    assert pool.choose(2, lambda key: key != 2, 1)[0] == [3]
+
+
 @pytest.mark.parametrize("name", POLICIES)
 def test_what_is_told_to_go_next_is_what_goes(name: str) -> None:
     """Else what is copied down in time is not what is evicted, and a store waits for ever for a place."""

@@ -97,6 +97,12 @@ async def published(daemon: Daemon, condition: Callable[[], bool]) -> None:
         await daemon.service.changed.wait()
 
 
+def finished(daemon: Daemon) -> int:
+    """Requests that ended; 0 while a copy runs, since copies outlast the last request."""
+    state = daemon.service.state
+    return 0 if state.operations or state.slots else sum(state.totals.finished)
+
+
 class Mirror:
     """Folds a stream as a console does and keeps the law of the stream at every item."""
 

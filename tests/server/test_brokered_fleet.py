@@ -39,7 +39,7 @@ from kvbm_console.stream.feed import SnapshotTaken
 from server import publisher
 from server.daemon import Daemon
 from tests.server.brokers import Partition, nats_server
-from tests.server.daemons import ROOT, certificate_in, daemon_at, published
+from tests.server.daemons import ROOT, certificate_in, daemon_at, finished, published
 from tui.fleet import FleetDesk
 
 LOAD = "multiturn:requests=40,sessions=6,system=64,turns=3"
@@ -68,7 +68,7 @@ def at(server: Any, user: str = "", cluster: str = "") -> BrokerAddress:
 async def member(broker: BrokerAddress, name: str, load: str | None = LOAD, **changes: Any) -> AsyncIterator[Daemon]:
     async with daemon_at(load, speed=None, target=name, fleet=broker, **changes) as daemon:
         if load is not None:
-            await published(daemon, lambda: sum(daemon.service.state.totals.finished) == 40)
+            await published(daemon, lambda: finished(daemon) == 40)
         yield daemon
 
 

@@ -21,15 +21,10 @@ from kvbm_console.core.errors import UsageError
 from kvbm_console.core.ids import SlotState, Tier
 from kvbm_console.stream.verbs import Disarm, SetBreakpoint
 from server import lints, servicer
-from server.daemon import Daemon
-from tests.server.daemons import daemon_at, published, socket_directory
+from tests.server.daemons import daemon_at, finished, published, socket_directory
 from tui.fleet import FleetApp, FleetDesk
 
 LOAD = "multiturn:requests=40,sessions=6,system=64,turns=3"
-
-
-def finished(daemon: Daemon) -> int:
-    return sum(daemon.service.state.totals.finished)
 
 
 @pytest.mark.asyncio

@@ -23,7 +23,7 @@ from kvbm_console.stream.ring import Ring
 from kvbm_console.wire.batches import unpack_events
 from server.daemon import Daemon
 from tests.server.brokers import nats_server
-from tests.server.daemons import daemon_at, published
+from tests.server.daemons import daemon_at, finished, published
 
 LOAD: Final = "multiturn:requests=40,sessions=6,system=64,turns=3"
 Told = tuple[CacheState, list[Event]]
@@ -83,7 +83,7 @@ async def test_a_source_gives_every_event_once_and_the_facts(
         address, files = f"nats://{server.address}", tmp_path / "run"
         async with daemon_at(LOAD, target="one", speed=None, ring=Ring(100_000), record=files,
                              fleet=broker_address(address, "fleet"), fleet_events=True) as daemon:
-            await published(daemon, lambda: sum(daemon.service.state.totals.finished) == 40)
+            await published(daemon, lambda: finished(daemon) == 40)
             daemon.service.broadcaster.flush()
             state, whole = daemon.service.state, await memory(daemon, files, address)
             assert len(whole[1]) > 1_000

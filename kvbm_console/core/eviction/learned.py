@@ -457,21 +457,11 @@ class Learned:
         self, count: int, evictable: Callable[[int], bool] | None = None, protected: Collection[int] = (),
     ) -> list[int] | None:
         """The ``count`` keys of the least worth that may go, what continues them first; None when there are fewer."""
+        chosen: dict[int, None] = {}
 
         def may_go(key: int) -> bool:
             return key not in protected and (evictable is None or evictable(key))
 
-        chosen = self.leading(count, may_go)
-        if len(chosen) < count:  # blocks whose continuation may not go
-            nodes = sorted(self._nodes, key=lambda node: (self._worth(node), node.number))
-            held = filter(self._held.__contains__, (key for node in nodes for key in node.keys[node.end - 1 :: -1]))
-            rest = filter(may_go, filterfalse(set(chosen).__contains__, held))
-            chosen += islice(dict.fromkeys(rest), count - len(chosen))
-        return chosen if len(chosen) == count else None
-
-    def leading(self, count: int, may_go: Callable[[int], bool]) -> list[int]:
-        """The first ``count`` keys of the order, or as many as there are; no key of which a continuation stays."""
-        chosen: dict[int, None] = {}
         heap, passed, freed = self._heap, list[Entry](), list[Entry]()
         left: dict[Node, int] = {}
         """Node to its children that still hold blocks without the chosen ones."""
@@ -496,7 +486,12 @@ class Learned:
                 above = above.parent
         for entry in passed:
             heappush(heap, entry)
-        return list(chosen)
+        if len(chosen) < count:  # blocks whose continuation may not go
+            nodes = sorted(self._nodes, key=lambda node: (self._worth(node), node.number))
+            held = filter(self._held.__contains__, (key for node in nodes for key in node.keys[node.end - 1 :: -1]))
+            rest = filter(may_go, filterfalse(chosen.__contains__, held))
+            chosen.update(dict.fromkeys(list(islice(rest, count - len(chosen)))))
+        return list(chosen) if len(chosen) == count else None
 
     def _give(self, node: Node, chosen: dict[int, None], count: int, may_go: Callable[[int], bool]) -> bool:
         """Choose blocks of this node, deepest first, up to ``count`` of all; False if some of its blocks stay."""

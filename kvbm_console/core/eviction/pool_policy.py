@@ -189,26 +189,30 @@ class PoolPolicy:
             return self._order.coldest(count, evictable, *self._levels())
         if isinstance(self.policy, RequestLru):
             return self.policy.victims(count, evictable) or []
-        assert isinstance(self.policy, Learned)
-        return self._of_learned(self.policy, count, evictable)
+        return self._of_learned(count, evictable)
 
-    def _of_learned(self, learned: Learned, count: int, evictable: Callable[[int], bool]) -> list[int]:
+    def _of_learned(self, count: int, evictable: Callable[[int], bool]) -> list[int]:
         """The order of ``learned``, which knows most prefixes itself; a block waits for all that continues it (I13)."""
         level_of, levels = self._levels()
         taken: dict[int, None] = {}
         for level in (0, *levels):
 
             def may_go(key: int, level: int = level) -> bool:
-                return evictable(key) and (level_of is None or level_of(key) <= level)
+                return key not in taken and evictable(key) and (level_of is None or level_of(key) <= level)
 
             stays: set[int] = set()
-            for key in _leading(learned, count, may_go if level_of else evictable):
+            for key in self._by_worth(count - len(taken), may_go):
                 self._take_family(key, taken, stays, may_go)
                 if len(taken) >= count:
                     return list(islice(taken, count))
-        assert self._by_recency is not None  # ``learned`` keeps blocks together that do not all continue each other
-        taken.update(dict.fromkeys(self._by_recency.coldest(count, evictable, level_of, levels)))
-        return list(islice(taken, count))
+        return list(taken)
+
+    def _by_worth(self, ask: int, may_go: Callable[[int], bool]) -> Iterator[int]:
+        """All keys that may go in the order of ``learned``; keys may come twice."""
+        while (victims := self.policy.victims(ask, may_go)) is not None:
+            yield from victims
+            ask *= 2
+        yield from self.policy.victims(sum(map(may_go, self.policy.resident)), may_go) or ()
 
     def _take_family(
         self, victim: int, taken: dict[int, None], stays: set[int], may_go: Callable[[int], bool]
@@ -218,10 +222,6 @@ class PoolPolicy:
         If some of those may not go, all blocks from them up to the victim stay and are not looked at again.
         """
         if victim in taken or victim in stays:
-            return
-        child = self._tree.child.get(victim)
-        if child is None or (child in taken and victim not in self._tree.siblings):  # as ``learned`` mostly has it
-            taken[victim] = None
             return
         family = [victim]
         for key in family:
@@ -283,12 +283,3 @@ class PoolPolicy:
         self.evicted, self.as_recency = exported["evicted"], exported["as_recency"]
         self.not_admitted, self.references = exported.get("not_admitted", 0), exported.get("references", 0)
         self.pinned_hits = exported.get("pinned_hits", 0)
-
-
-def _leading(learned: Learned, ask: int, may_go: Callable[[int], bool]) -> Iterator[int]:
-    """All keys that may go in the order of ``learned``; keys may come twice."""
-    while True:
-        yield from (found := learned.leading(ask, may_go))
-        if len(found) < ask:
-            return
-        ask *= 2

@@ -562,11 +562,9 @@ def _forget_plan(
         below, hash_of, content = lower.by_hash, source.hash_of, source.content
         places = [place for place in places if hash_of[place] not in below]
         if places:
-            filters = _filters(decider, lower)
             decider.unsaved(source, [
                 place for place in places
-                if content[place] == READY and place not in failed
-                and not (filters and not admitted(decider, lower, hash_of[place]))
+                if content[place] == READY and place not in failed and admitted(decider, lower, hash_of[place])
             ])
     decider.mark_dirty(source)
 

@@ -26,7 +26,7 @@ from server.lints import LintWatch
 from tests.metrics.test_exposition import Samples, page, parse
 from tests.metrics.test_lint_watch import Followed
 from tests.planning.test_recorded import Taking
-from tests.server.daemons import daemon_at, published
+from tests.server.daemons import daemon_at, finished, published
 from tests.tap.kept import run_of
 
 NAME = "kvbm_lru_hit_ratio"
@@ -57,7 +57,7 @@ def shown(found: Samples, name: str = NAME) -> dict[tuple[str, str], float]:
 @pytest.mark.asyncio
 async def test_a_daemon_tells_the_curve_of_its_admissions_around_its_tiers() -> None:
     async with daemon_at("multiturn:requests=60,sessions=8", speed=None, metrics="127.0.0.1:0") as daemon:
-        await published(daemon, lambda: sum(daemon.service.state.totals.finished) == 60)
+        await published(daemon, lambda: finished(daemon) == 60)
         daemon.service.broadcaster.flush()
         await daemon.lints.turn()
         assert daemon.service.ring.first_seq == 0

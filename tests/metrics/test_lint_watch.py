@@ -18,7 +18,7 @@ from kvbm_console.wire.batches import unpack_events
 from server.lints import LintWatch
 from tests.engines.payloads import batch, cleared, stored
 from tests.metrics.test_exposition import page, parse
-from tests.server.daemons import daemon_at, published
+from tests.server.daemons import daemon_at, finished, published
 
 
 class Followed:
@@ -127,7 +127,7 @@ async def test_facts_that_are_behind_are_judged_as_of_their_own_time(monkeypatch
 @pytest.mark.asyncio
 async def test_a_daemon_with_metrics_finds_what_a_watch_on_its_whole_stream_finds() -> None:
     async with daemon_at("multiturn:requests=60,sessions=8", speed=None, metrics="127.0.0.1:0") as daemon:
-        await published(daemon, lambda: sum(daemon.service.state.totals.finished) == 60)
+        await published(daemon, lambda: finished(daemon) == 60)
         daemon.service.broadcaster.flush()
         lints = daemon.lints
         assert lints is not None

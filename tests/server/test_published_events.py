@@ -29,7 +29,7 @@ from kvbm_console.wire.v1 import console_pb2 as pb
 from server import event_publisher
 from server.daemon import Daemon
 from tests.server.brokers import NatsServer, Partition, nats_server
-from tests.server.daemons import Mirror, daemon_at, published
+from tests.server.daemons import Mirror, daemon_at, finished, published
 
 LOAD = "multiturn:requests={},sessions=6,system=64,turns=3"
 
@@ -101,7 +101,7 @@ async def test_events_are_exact_through_a_broker_that_is_killed(tmp_path: Path, 
                 server.kill()
                 await asyncio.sleep(chance.uniform(0, 0.1))
                 server.start()
-            await published(daemon, lambda: sum(daemon.service.state.totals.finished) == requests)
+            await published(daemon, lambda: finished(daemon) == requests)
         events, mirror = await read(address)
         is_exact(daemon, events, mirror)
         assert (events.start, events.lost) == (0, 0), "the ring held all that the broker missed"
@@ -135,7 +135,7 @@ async def test_the_events_of_each_of_many_daemons_are_exact(
                 await asyncio.sleep(chance.uniform(0, 0.1))
                 server.start()
             for daemon in many:
-                await published(daemon, lambda daemon=daemon: sum(daemon.service.state.totals.finished) == requests)  # type: ignore[misc]
+                await published(daemon, lambda daemon=daemon: finished(daemon) == requests)  # type: ignore[misc]
         for number, daemon in enumerate(many):
             events, mirror = await read(address, name=f"prod-{number}")
             is_exact(daemon, events, mirror)
@@ -169,7 +169,7 @@ async def test_what_a_partition_kept_back_comes_late_and_changes_nothing(tmp_pat
 async def test_a_frozen_broker_costs_stated_events_and_the_daemon_nothing(tmp_path: Path) -> None:
     with nats_server(tmp_path) as server:
         async with frozen_under(server, 60, ring=Ring(events_max=512)) as daemon:
-            await published(daemon, lambda: sum(daemon.service.state.totals.finished) == 60)
+            await published(daemon, lambda: finished(daemon) == 60)
             server.send(signal.SIGCONT)
         events, mirror = await read(at(server))
         is_exact(daemon, events, mirror)
@@ -183,7 +183,7 @@ async def test_with_a_recorder_a_frozen_broker_costs_no_event(tmp_path: Path) ->
     """The ring forgets ten times what it holds, and the recorder's files have it."""
     with nats_server(tmp_path / "broker") as server:
         async with frozen_under(server, 120, ring=Ring(events_max=512), record=tmp_path / "run") as daemon:
-            await published(daemon, lambda: sum(daemon.service.state.totals.finished) == 120)
+            await published(daemon, lambda: finished(daemon) == 120)
             assert daemon.service.ring.forgotten > 5_000
             server.send(signal.SIGCONT)
         events, mirror = await read(at(server))
@@ -223,7 +223,7 @@ async def test_a_broker_that_forgot_everything_gets_a_snapshot(tmp_path: Path) -
                 await daemon.service.changed.wait()
             server.kill()
             server.start("empty")
-            await published(daemon, lambda: sum(daemon.service.state.totals.finished) == 60)
+            await published(daemon, lambda: finished(daemon) == 60)
         events, mirror = await read(address)
         is_exact(daemon, events, mirror)
         assert (events.start or 0) > 0
@@ -237,7 +237,7 @@ async def test_a_run_is_never_joined_to_another_and_becomes_a_recording(tmp_path
         for requests in (20, 10):
             async with daemon_at(LOAD.format(requests), target="one", fleet=address, fleet_events=True,
                                  speed=None) as daemon:
-                await published(daemon, lambda: sum(daemon.service.state.totals.finished) == requests)  # noqa: B023
+                await published(daemon, lambda: finished(daemon) == requests)  # noqa: B023
             runs.append(daemon)
         async with Broker(address, "test") as raw:  # what the window of duplicates let through is dropped by number
             message = await raw.jetstream.get_last_msg(EVENTS, address.subject("one", "ev"))
@@ -356,7 +356,7 @@ async def test_a_console_joins_in_the_middle_and_follows_through_every_fault(tmp
             await until(lambda: isinstance(told[-1], Disconnected) and told[-1].retry_in_s is None)
             assert mirror.digest == digest(daemon.service.state)
         async with daemon_at(LOAD.format(10), target="one", fleet=address, fleet_events=True, speed=None) as later:
-            await published(later, lambda: sum(later.service.state.totals.finished) == 10)
+            await published(later, lambda: finished(later) == 10)
             await until(lambda: mirror.state.seq == later.service.state.seq)
             assert [each.incarnation for each in told if isinstance(each, Connected)][-1] == later.service.incarnation
             assert mirror.digest == digest(later.service.state)
@@ -372,7 +372,7 @@ async def test_a_heartbeat_tells_of_the_recorder_and_the_parts_of_the_daemon(tmp
         ) as daemon:
             daemon.service.parts.known(["taps"])
             daemon.service.parts.troubled("taps", "a test")
-            await published(daemon, lambda: sum(daemon.service.state.totals.finished) == 10)
+            await published(daemon, lambda: finished(daemon) == 10)
             feed = PublishedFeed(broker_address(f"nats://{server.address}?daemon=one", "fleet", daemon=True))
             items = feed.items()
             async for item in items:

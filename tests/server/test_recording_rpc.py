@@ -22,7 +22,7 @@ from kvbm_console.recording.reader import Recording
 from kvbm_console.recording.verify import verify
 from kvbm_console.stream.ring import Ring
 from server.daemon import Daemon
-from tests.server.daemons import daemon_at, options_for, published, running
+from tests.server.daemons import daemon_at, finished, options_for, published, running
 
 WORK = "multiturn:requests=40,seed=5"
 
@@ -120,7 +120,7 @@ async def test_a_dump_replays_by_state_and_verification_says_that_it_is_no_more(
     async with daemon_at(WORK, speed=None) as daemon:
         rig = daemon.rig
         assert rig is not None
-        await published(daemon, lambda: sum(daemon.service.state.totals.finished) == 40)
+        await published(daemon, lambda: finished(daemon) == 40)
         state = daemon.service.state
         made = await dumped(daemon, path, 10**15)
         assert (made.first_seq, made.last_seq, made.complete) == (0, state.seq - 1, False), "the ring holds all of it"
@@ -139,7 +139,7 @@ async def test_a_dump_replays_by_state_and_verification_says_that_it_is_no_more(
 @pytest.mark.asyncio
 async def test_a_small_ring_gives_a_shorter_dump_from_its_oldest_base(tmp_path: Path) -> None:
     async with daemon_at(WORK, speed=None, ring=Ring(events_max=400)) as daemon:
-        await published(daemon, lambda: sum(daemon.service.state.totals.finished) == 40)
+        await published(daemon, lambda: finished(daemon) == 40)
         service = daemon.service
         oldest = service.oldest_snapshot()
         assert service.ring.first_seq <= oldest.seq < service.snapshot().seq or oldest.seq == service.snapshot().seq

@@ -18,7 +18,7 @@ from kvbm_console.core.ids import Note
 from kvbm_console.core.state import CacheState
 from kvbm_console.stream.feed import EventsArrived, SnapshotTaken
 from kvbm_console.stream.ring import Ring
-from tests.server.daemons import daemon_at, published
+from tests.server.daemons import daemon_at, finished, published
 from tests.tui.desks import FakeActions, desk_of, screen
 from tests.tui.script import MS, Mono, Script, connected
 from tests.tui.test_replay import command, replaying
@@ -234,7 +234,7 @@ def whole(trail: Trail, script: Script, at: int | None) -> None:
 @pytest.mark.asyncio
 async def test_a_live_console_asks_the_ring_of_its_daemon() -> None:
     async with daemon_at("multiturn:requests=40,seed=5", speed=None, ring=Ring(events_max=2_000)) as daemon:
-        await published(daemon, lambda: sum(daemon.service.state.totals.finished) == 40)
+        await published(daemon, lambda: finished(daemon) == 40)
         feed = LiveFeed(daemon.address)
         with pytest.raises(ConnectionLost, match="is not connected"):
             await feed.between(0, 10)

@@ -11,7 +11,7 @@ engine computes are in its memory, so ours may not. Their caches therefore run t
 prompt of mean length (``beside``), which takes its places from theirs.
 
 ``learned`` was developed on ``CHOSEN_ON`` and on agentic sessions with odd numbers; all other loads are
-held out. ``synthetic.jsonl`` is Mooncake's synthetic trace.
+held out. ``synthetic_trace.jsonl`` is Mooncake's synthetic trace.
 
 Law of this file: a hit is a block in the leading run of resident blocks, for every policy. A prompt's blocks are
 touched tail first, and libCacheSim's caches get exactly these touches.
@@ -38,7 +38,8 @@ from tests.core.eviction.generated import WORKLOADS, references_named
 
 JUDGED: Final = "learned"
 CHOSEN_ON: Final = (
-    "chat-a", "chat-b", "chat-c", "agents-a", "agents-b", "agents-c", "default-a", "shared trace", "synthetic.jsonl",
+    "chat-a", "chat-b", "chat-c", "agents-a", "agents-b", "agents-c", "default-a", "shared trace",
+    "synthetic_trace.jsonl",
 )
 THEIRS: Final = (
     "LRU", "SLRU", "TwoQ", "ARC", "LIRS", "LFU", "LFUDA", "S3FIFO", "Sieve", "WTinyLFU", "LeCaR", "Cacheus",

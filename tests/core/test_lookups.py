@@ -258,6 +258,7 @@ def test_hits_are_scored_once_when_the_admission_commits() -> None:
     (st.RequestArrived, ("z", b"", 0, 9, 0, None), "at least 1"),
     (st.RequestArrived, ("z", pack_hashes(hashes_of("abc")), 9, 9, 0, None), "do not fit"),
     (st.RequestArrived, ("z", pack_hashes([0]), 9, 9, 0, None), "do not fit"),
+    (st.RequestArrived, ("z", pack_hashes([5, 6, 5]), 99, 9, 0, None), "'z' must differ, got 0000000000000005 twice"),
     (st.RequestArrived, ("z", b"123", 9, 9, 0, None), ""),
     (st.MatchRequested, ("nobody", 0), "not known"),
     (st.MatchRequested, ("a", 3), "whole blocks"),

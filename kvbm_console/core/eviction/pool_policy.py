@@ -105,9 +105,13 @@ class PoolPolicy:
     def ancestor(self, key: int) -> int | None:
         """The nearest resident block in front of this one, as far as its prefix is known."""
         resident, parent_of = self.policy.resident, self._parent_of.get
-        above = parent_of(key)
+        above, seen, steps = parent_of(key), key, 1
         while above is not None and above not in resident:
-            above = parent_of(above)
+            if above == seen:  # two requests can name hashes that continue each other in a circle
+                return None
+            if not steps & (steps - 1):
+                seen = above
+            above, steps = parent_of(above), steps + 1
         return above
 
     def forget(self, keys: Collection[int]) -> None:

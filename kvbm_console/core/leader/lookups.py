@@ -4,6 +4,7 @@ Law of this file: lookup and allocation are two commits. A lookup holds the bloc
 never reports an allocation that it refuses, so staging ends by allocation, abort, preemption or its deadline.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 
 from kvbm_console.core import events as ev
@@ -50,6 +51,9 @@ def check_arrival(decider: Decider, s: st.RequestArrived) -> list[int]:
     size = decider.block_tokens_of(s.source)
     if len(hashes) > s.prompt_tokens // size or EMPTY_HASH in hashes:
         raise Refused(f"{len(hashes)} hashes do not fit {s.prompt_tokens} prompt tokens")
+    if len(set(hashes)) < len(hashes):  # the hash of a block is that of its whole prefix
+        twice = next(key for key, count in Counter(hashes).items() if count > 1)
+        raise Refused(f"hashes of request {s.request!r} must differ, got {twice:016x} twice")
     return hashes
 
 

@@ -329,3 +329,9 @@ def test_a_prompt_whose_end_is_being_copied_is_passed_without_a_question(name: s
 
     assert pool.choose(100, evictable, 3_000)[0] == list(range(1_999, 1_899, -1))
     assert asked < 400
+
+
+def test_a_store_of_hashes_that_continue_each_other_in_a_circle_ends() -> None:
+    pool = PoolPolicy(PolicyConfig(), 4, {1: 3, 2: 1, 3: 2})
+    pool.insert([1], 0)
+    assert pool.policy.resident == {1}

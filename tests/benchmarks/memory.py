@@ -55,7 +55,7 @@ def rows(leader: Leader) -> Iterable[tuple[str, int, int]]:
     blocks = sum(len(pool.by_hash) for pool in lower)
     yield row("resident block: facts", blocks, column(("hash_of", "content", "refs", "stored_at", "by_hash"), lower))
     yield row("resident block: prefixes", blocks, [memory.parent_of, *(
-        getattr(rule._tree, name) for rule in rules for name in ("parent", "child", "siblings")
+        getattr(rule._tree, name) for rule in rules for name in ("run_of", "behind")
     )])
     yield row("resident block: orders of the leaves", blocks, [
         getattr(order, name) for rule in rules for order in (rule._order, rule._by_recency)

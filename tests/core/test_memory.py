@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as hy
 
+from kvbm_console.core.eviction.leaves import chains
 from kvbm_console.core.leader.memory import PoolMemory
-from kvbm_console.core.leader.victims import chains
 
 
 @given(hy.integers(1, 40), hy.booleans(), hy.lists(hy.tuples(hy.booleans(), hy.integers(0, 12)), max_size=30))

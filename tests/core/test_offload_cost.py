@@ -1,13 +1,14 @@
 """What it costs to name what is copied down: bounds on what is looked at, in keys and not in time."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
 from kvbm_console.core.config import LeaderConfig
+from kvbm_console.core.eviction.leaves import MayGo
 from kvbm_console.core.eviction.policy import PolicyConfig
 from kvbm_console.core.eviction.pool_policy import PoolPolicy
 from kvbm_console.core.leader import offloads
@@ -26,7 +27,7 @@ def test_a_backlog_of_copies_is_looked_at_once(policy: str, monkeypatch: pytest.
     named = Counter[str]()
     coldest = PoolPolicy.coldest
 
-    def counted(self: PoolPolicy, count: int, evictable: Callable[[int], bool], now_ns: int) -> list[int]:
+    def counted(self: PoolPolicy, count: int, evictable: MayGo, now_ns: int) -> list[int]:
         keys = coldest(self, count, evictable, now_ns)
         named["keys"] += len(keys)
         return keys

@@ -13,6 +13,7 @@ from kvbm_console.core.ids import Authority, Condition, Tier
 from kvbm_console.core.leader import Leader
 from kvbm_console.core.snapshots import encode_facts
 from kvbm_console.core.tiers import UNKNOWN_NS
+from tests.core.eviction.may_go import EVERYTHING
 
 CONFIG = LeaderConfig(block_tokens=16, g2_blocks=4, g3_blocks=8)
 Tell = Callable[..., list[ev.Event]]
@@ -49,7 +50,7 @@ def test_restored_blocks_can_be_read_and_their_age_is_unknown() -> None:
     mine = leader.live_memory.memory.pools[1]
     assert mine.room == 5
     assert mine.take(5, at_ns=5) == [1, 2, 4, 6, 7], "the places that are left"
-    assert leader.live_memory.policies[1].coldest(3, lambda key: True, 0) == [50, 10, 30]
+    assert leader.live_memory.policies[1].coldest(3, EVERYTHING, 0) == [50, 10, 30]
 
 
 def test_the_prefix_of_a_restored_block_is_known_from_the_first_request_with_it() -> None:
@@ -57,13 +58,13 @@ def test_the_prefix_of_a_restored_block_is_known_from_the_first_request_with_it(
     leader, tell = started()
     restore(tell, [0, 1, 2, 3], [1, 2, 3, 9])
     policy = leader.live_memory.policies[1]
-    assert policy.coldest(2, lambda key: True, 0) == [1, 2]
+    assert policy.coldest(2, EVERYTHING, 0) == [1, 2]
     tell(st.PoolDeclared, 0, 0, Tier.G1, "GPU", 20, 16, Authority.ENGINE, source=1)
     tell(st.RequestArrived, "a", pack_hashes([1, 2, 3, 4]), 70, 10, 0, None, source=1)
-    assert policy.coldest(3, lambda key: True, 0) == [3, 2, 1]
+    assert policy.coldest(3, EVERYTHING, 0) == [3, 2, 1]
     twin = Leader.restore(CONFIG, *keyframe(leader))
     assert twin.memory_digest() == leader.memory_digest()
-    assert twin.live_memory.policies[1].coldest(3, lambda key: True, 0) == [3, 2, 1]
+    assert twin.live_memory.policies[1].coldest(3, EVERYTHING, 0) == [3, 2, 1]
     assert list(leader.live_memory.memory.parentless) == [9]
 
 

@@ -16,7 +16,7 @@ from kvbm_console.core.errors import InvariantViolation
 from kvbm_console.core.ids import EvictRule, Tier
 from kvbm_console.core.leader import Leader, pipeline
 from kvbm_console.core.leader.decider import Decider
-from kvbm_console.core.leader.victims import evictable
+from kvbm_console.core.leader.victims import Evictable
 from kvbm_console.core.snapshots import digest, encode_facts
 from kvbm_console.core.stimuli import NoteReported, Stimulus
 from kvbm_console.core.tiers import PoolFacts
@@ -83,7 +83,7 @@ def test_a_parent_that_was_evicted_before_its_child_is_found_in_a_recording(
     """A leader that evicts what was stored first, then and in the rerun: decisions are equal, and break I13."""
 
     def oldest(leader: Decider, pool: PoolFacts, missing: int, hashes: list[int]) -> tuple[list[int], EvictRule]:
-        going = evictable(pool)
+        going = Evictable(pool)
         return [place for key, place in pool.by_hash.items() if going(key)][:missing], EvictRule.RECENCY
 
     monkeypatch.setattr(pipeline, "to_evict", oldest)

@@ -7,13 +7,14 @@ blocks of a sequence are a prefix of it, because a block without its prefix is o
 not evicted before a block that continues it (I13), whatever the ranks say.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Any, Final
 
 from kvbm_console.core.eviction import make_policy
 from kvbm_console.core.eviction.learned import Learned
-from kvbm_console.core.eviction.leaves import LeafOrder, ResidentTree
+from kvbm_console.core.eviction.learned_victims import LearnedVictims
+from kvbm_console.core.eviction.leaves import LeafOrder, MayGo, ResidentTree
 from kvbm_console.core.eviction.policy import PolicyConfig, TierPolicy
 from kvbm_console.core.eviction.ranked import Ranked, Recency
 from kvbm_console.core.eviction.request_lru import RequestLru
@@ -99,8 +100,9 @@ class PoolPolicy:
         self.policy.insert(keys, beside, at_ns)
         if self._recency is not None:
             self._recency.insert(keys, beside, at_ns)
-        self._leave(self._tree.add(keys))
-        self._enter(keys)
+        parents, leaves = self._tree.add(keys)
+        self._leave(parents)
+        self._enter(leaves)
 
     def ancestor(self, key: int) -> int | None:
         """The nearest resident block in front of this one, as far as its prefix is known."""
@@ -124,12 +126,12 @@ class PoolPolicy:
 
     def relate(self, keys: Iterable[int]) -> None:
         """The parents of these blocks have become known; it has no effect on those that are not resident."""
-        self._leave(self._tree.add(list(filter(self.policy.resident.__contains__, keys))))
+        self._leave(self._tree.relate(keys))
 
-    def _enter(self, keys: Collection[int]) -> None:
+    def _enter(self, leaves: Collection[int]) -> None:
         for order in (self._order, self._by_recency):
             if order is not None:
-                order.enter(keys)
+                order.enter(leaves)
 
     def _leave(self, keys: Collection[int]) -> None:
         for order in (self._order, self._by_recency):
@@ -162,12 +164,12 @@ class PoolPolicy:
             pinned += 1
         self.guard(keys[: pinned + budget], PIN, until_ns)
 
-    def coldest(self, count: int, evictable: Callable[[int], bool], now_ns: int) -> list[int]:
+    def coldest(self, count: int, evictable: MayGo, now_ns: int) -> list[int]:
         """The next ``count`` keys in the order of ``choose``, or as many as there are; nothing is evicted."""
         self._expire(now_ns)
         return self._next(count, evictable)
 
-    def choose(self, count: int, evictable: Callable[[int], bool], now_ns: int) -> tuple[list[int], bool]:
+    def choose(self, count: int, evictable: MayGo, now_ns: int) -> tuple[list[int], bool]:
         """The keys to evict, and whether recency alone would have chosen the same; ``gave_up`` says that they were.
 
         At most ``count``, children before parents; fewer only when no more are evictable and not pinned.
@@ -186,59 +188,15 @@ class PoolPolicy:
         self.evicted += count
         self.as_recency += min(self._same, count)
 
-    def _next(self, count: int, evictable: Callable[[int], bool]) -> list[int]:
+    def _next(self, count: int, evictable: MayGo) -> list[int]:
         if count <= 0:
             return []
         if self._order is not None:
             return self._order.coldest(count, evictable, *self._levels())
         if isinstance(self.policy, RequestLru):
             return self.policy.victims(count, evictable) or []
-        return self._of_learned(count, evictable)
-
-    def _of_learned(self, count: int, evictable: Callable[[int], bool]) -> list[int]:
-        """The order of ``learned``, which knows most prefixes itself; a block waits for all that continues it (I13)."""
-        level_of, levels = self._levels()
-        taken: dict[int, None] = {}
-        for level in (0, *levels):
-
-            def may_go(key: int, level: int = level) -> bool:
-                return key not in taken and evictable(key) and (level_of is None or level_of(key) <= level)
-
-            stays: set[int] = set()
-            for key in self._by_worth(count - len(taken), may_go):
-                self._take_family(key, taken, stays, may_go)
-                if len(taken) >= count:
-                    return list(islice(taken, count))
-        return list(taken)
-
-    def _by_worth(self, ask: int, may_go: Callable[[int], bool]) -> Iterator[int]:
-        """All keys that may go in the order of ``learned``; keys may come twice."""
-        while (victims := self.policy.victims(ask, may_go)) is not None:
-            yield from victims
-            ask *= 2
-        yield from self.policy.victims(sum(map(may_go, self.policy.resident)), may_go) or ()
-
-    def _take_family(
-        self, victim: int, taken: dict[int, None], stays: set[int], may_go: Callable[[int], bool]
-    ) -> None:
-        """Take a block behind all blocks that continue it.
-
-        If some of those may not go, all blocks from them up to the victim stay and are not looked at again.
-        """
-        if victim in taken or victim in stays:
-            return
-        family = [victim]
-        for key in family:
-            for child in self._tree.children(key):
-                if child in taken:
-                    continue
-                if child in stays or not may_go(child):
-                    while child != victim:
-                        child = self._tree.parent[child]
-                        stays.add(child)
-                    return
-                family.append(child)
-        taken.update(dict.fromkeys(reversed(family)))
+        assert isinstance(self.policy, Learned)
+        return LearnedVictims(self.policy, self._tree, count, evictable).choose(*self._levels())
 
     def _levels(self) -> tuple[Callable[[int], int] | None, list[int]]:
         """The level of each key, and those above 0 from which blocks may go, in order."""
@@ -280,9 +238,9 @@ class PoolPolicy:
         if self._recency is not None:
             self._recency.restore(exported["recency"])
         self._tree = ResidentTree(self._parent_of)
-        self._tree.add(self.policy.resident)
         self._order, self._by_recency = self._orders()
-        self._enter(self.policy.resident)
+        _, leaves = self._tree.add(list(self.policy.resident))
+        self._enter(leaves)
         self._guards = {key: (level, until_ns) for key, level, until_ns in exported["guards"]}
         self.evicted, self.as_recency = exported["evicted"], exported["as_recency"]
         self.not_admitted, self.references = exported.get("not_admitted", 0), exported.get("references", 0)

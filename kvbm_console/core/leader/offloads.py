@@ -47,7 +47,7 @@ from kvbm_console.core.ids import Authority, Condition, Route, SlotState
 from kvbm_console.core.leader.decider import Decider
 from kvbm_console.core.leader.memory import COPY_LEAST, TURN_PARTS, PoolMemory
 from kvbm_console.core.leader.pipeline import enqueue
-from kvbm_console.core.leader.victims import evictable
+from kvbm_console.core.leader.victims import Evictable
 from kvbm_console.core.slots import SlotFacts
 from kvbm_console.core.tiers import READY, PoolFacts
 
@@ -219,7 +219,7 @@ def _look(decider: Decider, pool: PoolFacts, count: int) -> None:
     A look costs as much as it sees. Its finds are used up before the next look, unless the order has moved on.
     """
     mine, policy = decider.memory.pools[pool.info.pool], decider.live_memory.policies[pool.info.pool]
-    keys = policy.coldest(min(count, pool.counts[Condition.CACHED]), evictable(pool), decider.at_ns)
+    keys = policy.coldest(min(count, pool.counts[Condition.CACHED]), Evictable(pool), decider.at_ns)
     mine.next = dict.fromkeys(keys)
     mine.unsafe = list(compress(keys, map(mine.exposed.__contains__, map(pool.by_hash.__getitem__, keys))))
     mine.looked, mine.wanted = mine.given, 0

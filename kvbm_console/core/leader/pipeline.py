@@ -13,6 +13,7 @@ from kvbm_console.core import events as ev
 from kvbm_console.core import stimuli as st
 from kvbm_console.core.columns import gather, unpack_ids
 from kvbm_console.core.errors import Refused
+from kvbm_console.core.eviction.leaves import chains
 from kvbm_console.core.ids import Authority, CandidateStatus, ReleaseReason, Site, SkipReason, Tier, WaitPoint
 from kvbm_console.core.instructions import (
     CancelTransfer,
@@ -24,7 +25,7 @@ from kvbm_console.core.instructions import (
 from kvbm_console.core.leader.decider import Decider
 from kvbm_console.core.leader.holds import held_at, strike
 from kvbm_console.core.leader.memory import COPY_LEAST
-from kvbm_console.core.leader.victims import chains, copies_further, to_evict
+from kvbm_console.core.leader.victims import copies_further, to_evict
 from kvbm_console.core.slots import CandidateFacts, OperationFacts, SlotFacts
 from kvbm_console.core.tiers import READY, PoolFacts
 

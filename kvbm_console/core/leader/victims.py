@@ -10,10 +10,13 @@ was evicted there is copied again once until it is used, or all else here has go
 in circles without end.
 """
 
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Final
 
+from kvbm_console.core.columns import gather
 from kvbm_console.core.config import SECOND_NS
+from kvbm_console.core.eviction.leaves import chains
 from kvbm_console.core.ids import Condition, EvictRule
 from kvbm_console.core.leader.decider import Decider
 from kvbm_console.core.tiers import READY, PoolFacts
@@ -34,15 +37,14 @@ def to_evict(decider: Decider, pool: PoolFacts, missing: int, hashes: Sequence[i
     mine, policy = decider.memory.pools[pool.info.pool], decider.live_memory.policies[pool.info.pool]
     if policy.of_requests is not None:
         offered = policy.of_requests.offered_with(hashes)
-        keys, _ = policy.choose(missing, _but_for(offered.__contains__, evictable(pool)), decider.at_ns)
+        keys, _ = policy.choose(missing, Evictable(pool, stays=offered), decider.at_ns)
         return [pool.by_hash[key] for key in keys], EvictRule.RECENCY
     stays = {policy.ancestor(chain[0]) for chain in chains(decider.memory.parent_of, hashes)}
-    following, cached = _following(decider, pool), pool.counts[Condition.CACHED]
-    free = _but_for(stays.__contains__, evictable(pool, mine.planned))
-    may_go = free if following is None else _but_for(following, free)
+    cached = pool.counts[Condition.CACHED]
+    may_go = Evictable(pool, mine.planned, stays, _following(decider, pool))
     keys, agrees = policy.choose(min(missing, cached), may_go, decider.at_ns)
     if not keys:
-        keys, agrees = policy.choose(min(missing, cached), free, decider.at_ns)
+        keys, agrees = policy.choose(min(missing, cached), Evictable(pool, mine.planned, stays), decider.at_ns)
     places = [pool.by_hash[key] for key in keys]
     unsaved = not (mine.exposed.keys().isdisjoint(places) and mine.bereft.keys().isdisjoint(places))
     if (len(places) < missing or unsaved) and may_save(decider, pool):
@@ -54,17 +56,10 @@ def to_evict(decider: Decider, pool: PoolFacts, missing: int, hashes: Sequence[i
     return places, EvictRule.RECENCY if agrees else EvictRule.FREQUENCY
 
 
-def _following(decider: Decider, pool: PoolFacts) -> Callable[[int], bool] | None:
-    """True of the copies of the next victims in the pool above; None if there are none."""
+def _following(decider: Decider, pool: PoolFacts) -> tuple[Mapping[int, None], Mapping[int, int]]:
+    """The next victims of the pool above, and the blocks that it has: some of the victims may have gone."""
     above = next((above for above in decider.lower_pools() if decider.below(above) is pool), None)
-    if above is None or not decider.memory.pools[above.info.pool].next:
-        return None
-    resident, following = above.by_hash, decider.memory.pools[above.info.pool].next
-    return lambda key: key in following and key in resident
-
-
-def _but_for(stays: Callable[[int], bool], may_go: Callable[[int], bool]) -> Callable[[int], bool]:
-    return lambda key: not stays(key) and may_go(key)
+    return ({}, {}) if above is None else (decider.memory.pools[above.info.pool].next, above.by_hash)
 
 
 def may_save(decider: Decider, pool: PoolFacts) -> bool:
@@ -108,38 +103,36 @@ def _safe(decider: Decider, pool: PoolFacts, keys: Sequence[int]) -> list[int]:
     return safe
 
 
-def chains(parent_of: Mapping[int, int], hashes: Sequence[int]) -> list[list[int]]:
-    """These blocks, each once, as chains in which each block is the parent of the next.
+class Evictable:
+    """Which blocks of a pool may go: those that are readable, without a holder (I3), and not ``planned`` to be copied.
 
-    >>> chains({2: 1, 3: 2, 9: 8}, [3, 9, 2])
-    [[2, 3], [9]]
+    Those of ``stays`` stay. So do those of ``following``, which are hashes, as long as its second mapping has them.
     """
-    parents = list(map(parent_of.get, hashes))
-    if parents[1:] == hashes[:-1]:  # the usual case: one chain
-        return [list(hashes)] if hashes else []
-    if parents[:-1] == hashes[1:]:  # blocks that were given up, the deepest first
-        return [list(hashes[::-1])]
-    parent = dict(zip(hashes, parents, strict=True))
-    done: set[int] = set()
-    found = []
-    for key in hashes:
-        chain = []
-        at: int | None = key
-        while at is not None and at in parent and at not in done:
-            done.add(at)
-            chain.append(at)
-            at = parent[at]
-        if chain:
-            found.append(chain[::-1])
-    return found
 
+    def __init__(
+        self, pool: PoolFacts, planned: Mapping[int, int] | None = None, stays: AbstractSet[int | None] = frozenset(),
+        following: tuple[Mapping[int, None], Mapping[int, int]] = ({}, {}),
+    ) -> None:
+        self._content, self._refs, self._place_of, self._away = pool.content, pool.refs, pool.by_hash, pool.quarantined
+        self._planned = {} if planned is None else planned
+        self._stays = stays
+        self._following, self._above = following
 
-def evictable(pool: PoolFacts, planned: Container[int] = ()) -> Callable[[int], bool]:
-    """True if the place of a hash may be evicted: readable, without a holder (I3), and not ``planned`` to be copied."""
-    content, refs, place_of, away = pool.content, pool.refs, pool.by_hash, pool.quarantined
+    def __call__(self, key: int) -> bool:
+        place = self._place_of[key]
+        return (
+            self._content[place] == READY and not self._refs[place] and place not in self._away
+            and place not in self._planned and key not in self._stays
+            and not (key in self._following and key in self._above)
+        )
 
-    def may_go(key: int) -> bool:
-        place = place_of[key]
-        return content[place] == READY and not refs[place] and place not in away and place not in planned
-
-    return may_go
+    def leading(self, keys: Sequence[int]) -> int:
+        """See ``MayGo``."""
+        places = list(map(self._place_of.__getitem__, keys))
+        if (
+            not any(gather(self._refs, places)) and gather(self._content, places).count(READY) == len(places)
+            and self._away.keys().isdisjoint(places) and self._planned.keys().isdisjoint(places)
+            and self._stays.isdisjoint(keys) and self._following.keys().isdisjoint(keys)
+        ):
+            return len(keys)
+        return next((at for at, key in enumerate(keys) if not self(key)), len(keys))

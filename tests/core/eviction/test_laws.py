@@ -3,18 +3,18 @@
 import math
 import random
 from collections.abc import Callable
-from functools import partial
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
 from kvbm_console.core.eviction import auto
+from kvbm_console.core.eviction.leaves import chains
 from kvbm_console.core.eviction.policy import POLICIES, PolicyConfig
 from kvbm_console.core.eviction.pool_policy import PoolPolicy
 from kvbm_console.core.eviction.ranked import AdaptiveLru, FrequencyBased, Lfu, Lrfu, Ranked
-from kvbm_console.core.leader.victims import chains
 from kvbm_console.planning.cache_only import References, replay
+from tests.core.eviction.may_go import Where
 from tests.core.eviction.trees import ALL, SECOND_NS, make, paths, steps, traces
 from tests.core.eviction.trees import chain as chain_of
 
@@ -184,7 +184,7 @@ def test_a_tier_keeps_chains_whole_and_gives_all_that_may_go(
         elif verb == "evict":
             held = data.draw(some.sets(some.sampled_from(sorted(resident)), max_size=3)) if resident else set()
             kept = {above for key in held for above in _prefix(parent_of, key)}
-            victims, _ = pool.choose(count, partial(not_in, held.union(keys)), now * SECOND_NS)
+            victims, _ = pool.choose(count, not_in(held.union(keys)), now * SECOND_NS)
             kept |= {above for key in resident.intersection(keys) for above in _prefix(parent_of, key)}
             assert len(victims) == len(set(victims)) == min(count, len(resident - kept))
             assert kept.isdisjoint(victims)
@@ -216,7 +216,7 @@ def test_the_victims_are_the_lowest_leaves_one_after_the_other(name: str, seed: 
         keys = _prefix(parent_of, first + dice.randrange(40))[::-1]
         if verb < 0.4:
             held = set(dice.sample(range(400), dice.choice([0, 3])))
-            chosen, _ = pool.choose(dice.randint(1, 30), partial(not_in, held), now * SECOND_NS)
+            chosen, _ = pool.choose(dice.randint(1, 30), not_in(held), now * SECOND_NS)
             assert chosen == lowest_leaves(pool, parent_of, len(chosen), held)
             pool.forget(chosen[: dice.choice([len(chosen), 1])])
         elif verb < 0.7:
@@ -245,8 +245,8 @@ def lowest_leaves(pool: PoolPolicy, parent_of: dict[int, int], count: int, held:
     return chosen
 
 
-def not_in(keys: set[int], key: int) -> bool:
-    return key not in keys
+def not_in(keys: set[int]) -> Where:
+    return Where(lambda key: key not in keys)
 
 
 def _prefix(parent_of: dict[int, int], key: int) -> list[int]:

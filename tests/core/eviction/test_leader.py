@@ -17,6 +17,7 @@ from kvbm_console.core.stimuli import Stimulus
 from kvbm_console.planning.traces import parse_trace
 from kvbm_console.simulator.config import EngineConfig
 from kvbm_console.simulator.embedded import Rig, build
+from tests.core.eviction.may_go import EVERYTHING, Where
 
 CHATS = "multiturn:requests=26,sessions=6,system=64,user=48,output=24,turns=4,seed=7"
 
@@ -160,10 +161,6 @@ def test_pinned_sequences_stay_while_their_time_lasts() -> None:
 # --- the guards alone ---
 
 
-def everything(key: int) -> bool:
-    return True
-
-
 def touch(policy: PoolPolicy, keys: list[int], at_ns: int) -> None:
     """A request asks for these blocks, and those that are not there are stored."""
     fresh = [key for key in keys if key not in policy.policy.resident]
@@ -182,8 +179,8 @@ def guarded() -> PoolPolicy:
 def test_a_guard_ends_with_its_time() -> None:
     policy = guarded()
     policy.guard([0, 1], PIN, 100)
-    assert policy.choose(2, everything, 99) == ([11, 10], True)
-    assert policy.choose(2, everything, 100) == ([1, 0], True)
+    assert policy.choose(2, EVERYTHING, 99) == ([11, 10], True)
+    assert policy.choose(2, EVERYTHING, 100) == ([1, 0], True)
 
 
 def test_pins_are_never_evicted_and_what_is_left_is_given() -> None:
@@ -191,18 +188,18 @@ def test_pins_are_never_evicted_and_what_is_left_is_given() -> None:
     policy.guard([0, 1], PIN, 100)
     policy.guard([10, 11], PIN, 100)
     policy.guard([20, 21], PIN, 100)
-    assert policy.choose(10, everything, 0) == ([31, 30, 41, 40], True)
+    assert policy.choose(10, EVERYTHING, 0) == ([31, 30, 41, 40], True)
     policy.gave_up(3)
     assert policy.gauges()["evicted"] == policy.gauges()["evicted_as_recency"] == 3, "of those chosen, so many went"
-    assert policy.choose(2, lambda key: key < 30, 0) == ([], True)
+    assert policy.choose(2, Where(lambda key: key < 30), 0) == ([], True)
 
 
 def test_priorities_are_given_up_from_the_lowest() -> None:
     policy = guarded()
     policy.guard([0, 1], 2, 100)
     policy.guard([10, 11], 1, 100)
-    assert policy.choose(7, everything, 0)[0] == [21, 20, 31, 30, 41, 40, 11]
-    assert policy.choose(9, everything, 0)[0] == [21, 20, 31, 30, 41, 40, 11, 10, 1]
+    assert policy.choose(7, EVERYTHING, 0)[0] == [21, 20, 31, 30, 41, 40, 11]
+    assert policy.choose(9, EVERYTHING, 0)[0] == [21, 20, 31, 30, 41, 40, 11, 10, 1]
 
 
 def test_pins_hold_at_most_half_of_a_pool_and_the_deepest_of_the_oldest_gives_way() -> None:
@@ -211,7 +208,7 @@ def test_pins_hold_at_most_half_of_a_pool_and_the_deepest_of_the_oldest_gives_wa
     policy.guard([1, 2, 3, 4], PIN, 100)
     touch(policy, [1, 2, 30, 40], 1)
     policy.guard([1, 2, 30, 40], PIN, 100)
-    assert policy.choose(10, everything, 0)[0] == [4]
+    assert policy.choose(10, EVERYTHING, 0)[0] == [4]
     assert policy.gauges()["guarded"] == 5
 
 
@@ -219,8 +216,8 @@ def test_a_guard_is_never_shortened_or_lowered() -> None:
     policy = guarded()
     policy.guard([0], PIN, 50)
     policy.guard([0, 1], 1, 100)
-    assert policy.choose(10, everything, 60)[0] == [11, 10, 21, 20, 31, 30, 41, 40, 1]
-    assert policy.choose(1, lambda key: key == 0, 99)[0] == []
+    assert policy.choose(10, EVERYTHING, 60)[0] == [11, 10, 21, 20, 31, 30, 41, 40, 1]
+    assert policy.choose(1, Where(lambda key: key == 0), 99)[0] == []
 
 
 def test_who_decided_is_counted() -> None:
@@ -229,10 +226,10 @@ def test_who_decided_is_counted() -> None:
     touch(policy, [1], 1)
     touch(policy, [2], 2)
     touch(policy, [3], 3)
-    assert policy.choose(1, everything, 3) == ([2], False)
+    assert policy.choose(1, EVERYTHING, 3) == ([2], False)
     policy.gave_up(1)
     policy.forget([2])
-    assert policy.choose(2, everything, 3) == ([3, 1], True)
+    assert policy.choose(2, EVERYTHING, 3) == ([3, 1], True)
     policy.gave_up(2)
     assert (policy.gauges()["evicted"], policy.gauges()["evicted_as_recency"]) == (3, 2)
 
@@ -247,11 +244,11 @@ def test_a_child_goes_before_its_parent_whatever_their_ranks() -> None:
     touch(policy, [1, 2, 3], 5)
     touch(policy, [9], 6)
     touch(policy, [9], 7)
-    assert policy.choose(3, everything, 7)[0] == [4, 9, 3]
-    assert policy.choose(9, everything, 7)[0] == [4, 9, 3, 2, 1]
-    assert policy.choose(3, lambda key: key != 3, 7)[0] == [4, 9]
+    assert policy.choose(3, EVERYTHING, 7)[0] == [4, 9, 3]
+    assert policy.choose(9, EVERYTHING, 7)[0] == [4, 9, 3, 2, 1]
+    assert policy.choose(3, Where(lambda key: key != 3), 7)[0] == [4, 9]
     policy.forget([4, 3, 2, 1])
-    assert policy.choose(9, everything, 7)[0] == [9]
+    assert policy.choose(9, EVERYTHING, 7)[0] == [9]
 
 
 def test_a_block_without_a_guard_waits_for_its_guarded_continuation() -> None:
@@ -263,7 +260,7 @@ def test_a_block_without_a_guard_waits_for_its_guarded_continuation() -> None:
         touch(pool, [9], at_ns)
     pool.guard([3], 1, 10**18)
     pool.guard([9], 1, 10**18)
-    chosen, _ = pool.choose(4, lambda key: True, 5)
+    chosen, _ = pool.choose(4, EVERYTHING, 5)
     assert sorted(chosen) == [1, 2, 3, 9]
     assert chosen.index(3) < chosen.index(2) < chosen.index(1)
 
@@ -272,7 +269,7 @@ def test_one_of_two_continuations_that_were_stored_together_goes_without_the_oth
     pool = PoolPolicy(PolicyConfig(policy="learned"), 8, {2: 1, 3: 1})
     pool.insert([1, 2], 0)
     pool.insert([3], 0)
-    assert pool.choose(2, lambda key: key != 2, 1)[0] == [3]
+    assert pool.choose(2, Where(lambda key: key != 2), 1)[0] == [3]
 
 
 @pytest.mark.parametrize("name", POLICIES)
@@ -289,9 +286,9 @@ def test_what_is_told_to_go_next_is_what_goes(name: str) -> None:
             pool.use(chain[::-1], at_ns)
             if dice.random() < 0.7:
                 pool.insert(chain[dice.randrange(len(chain))::-1], at_ns)
-        stays = frozenset(range(60)).difference(dice.sample(range(60), 10))
+        may_go = Where(frozenset(range(60)).difference(dice.sample(range(60), 10)).__contains__)
         for count in (1, 5, 20, 60):
-            assert pool.coldest(count, stays.__contains__, 60) == pool.choose(count, stays.__contains__, 60)[0]
+            assert pool.coldest(count, may_go, 60) == pool.choose(count, may_go, 60)[0]
 
 
 def test_a_long_prefix_whose_end_stays_is_walked_once() -> None:
@@ -307,8 +304,8 @@ def test_a_long_prefix_whose_end_stays_is_walked_once() -> None:
         asked += 1
         return key != 1_999
 
-    assert pool.coldest(500, evictable, 2_000) == []
-    assert pool.choose(500, evictable, 2_000)[0] == []
+    assert pool.coldest(500, Where(evictable), 2_000) == []
+    assert pool.choose(500, Where(evictable), 2_000)[0] == []
     assert asked < 8_000
 
 
@@ -327,7 +324,7 @@ def test_a_prompt_whose_end_is_being_copied_is_passed_without_a_question(name: s
         asked += 1
         return key != 999
 
-    assert pool.choose(100, evictable, 3_000)[0] == list(range(1_999, 1_899, -1))
+    assert pool.choose(100, Where(evictable), 3_000)[0] == list(range(1_999, 1_899, -1))
     assert asked < 400
 
 

@@ -41,6 +41,8 @@ from kvbm_console.extras import need
 
 WATCH_S: Final = 20.0
 """Daemons watch for a minute; a question may get lost."""
+FETCH_S: Final = 60.0
+"""For all summaries at once, so that strangers who publish without end do not hold up a view for ever."""
 OVERDUE_S: Final = 3.0
 """A summary may be late: a busy daemon is not gone."""
 FORGOTTEN_S: Final = 60.0
@@ -273,7 +275,7 @@ def _digest(data: bytes) -> Digest:
 class _Summaries:
     """The stream of summaries, from which each is fetched once.
 
-    They are fetched all at once: a client pays four times as much for messages that come one by one. ``take`` hears the
+    They are fetched together: a client pays four times as much for messages that come one by one. ``take`` hears the
     subject, the content, and when it was published on our monotonic clock.
     """
 
@@ -285,6 +287,7 @@ class _Summaries:
         """The subject on which more is asked for."""
         self._offset_s = 0.0
         self._ended = asyncio.Event()
+        self._heard = 0
         self._status = ""
 
     async def begin(self) -> None:
@@ -306,18 +309,36 @@ class _Summaries:
 
     async def fetch(self) -> None:
         """Take all summaries that were published since the last time."""
-        self._ended.clear()
+        self._status = _FULL
         with self.broker.asking("read summaries"):
-            await self.broker.client.publish(self._next, _ALL, self._inbox)
-            async with asyncio.timeout(ANSWER_S):
-                await self._ended.wait()
+            async with asyncio.timeout(FETCH_S):
+                while self._status == _FULL:
+                    self._ended.clear()
+                    await self.broker.client.publish(self._next, _PART, self._inbox)
+                    await self._part_heard()
         if self._status != _NO_MORE:
             raise ConnectionLost(f"the broker at {self.broker.address.shown} has forgotten who reads its summaries")
 
+    async def _part_heard(self) -> None:
+        """Wait for the end of a part. Raises ``TimeoutError`` when nothing comes for ``ANSWER_S``: a part may take
+        longer than that over a slow line."""
+        while not self._ended.is_set():
+            heard = self._heard
+            try:
+                async with asyncio.timeout(ANSWER_S):
+                    await self._ended.wait()
+            except TimeoutError:
+                if self._heard == heard:
+                    raise
+
     async def hear(self, message: Any) -> None:
         """``$JS.ACK.[DOMAIN.ACCOUNT.]STREAM.CONSUMER.DELIVERED.SEQ.SEQ.TIME.PENDING[.TOKEN]``, or the end."""
+        self._heard += 1
         if not message.reply:
-            self._status = (message.headers or {}).get("Status", "")
+            told = message.headers or {}
+            self._status = told.get("Status", "")
+            if self._status != _NO_MORE:
+                self._status += f" {told.get('Description', '')}"
             self._ended.set()
             return
         parts = message.reply.split(".")
@@ -327,5 +348,7 @@ class _Summaries:
 
 V1_PARTS: Final = 9
 """Parts of the reply subject without a domain and an account."""
-_ALL: Final = b'{"batch": 1000000, "no_wait": true}'
+_PART: Final = b'{"batch": 1000000, "no_wait": true, "max_bytes": 16777216}'
+"""A broker closes the connection of a reader for whom 64 MB wait, so large fleets are fetched in parts."""
+_FULL: Final = "409 Message Size Exceeds MaxBytes"
 _NO_MORE: Final = "404"

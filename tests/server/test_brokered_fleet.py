@@ -228,6 +228,63 @@ class Heard:
         return {row.target for row in self.fleet.rows}, self.fleet.dropped
 
 
+class Line:
+    """A broker's client on a slow line: each message of a part comes when the time for the one before is over."""
+
+    def __init__(self, *parts: list[SimpleNamespace]) -> None:
+        self.parts = iter(parts)
+        self.hear: Callable[[Any], Any] | None = None
+        self.brings: asyncio.Task[None] | None = None
+
+    def new_inbox(self) -> str:
+        return "inbox"
+
+    async def publish(self, *_: object) -> None:
+        self.brings = asyncio.create_task(self._bring(next(self.parts)))
+
+    async def _bring(self, part: list[SimpleNamespace]) -> None:
+        assert self.hear is not None
+        for message in part:
+            await self.hear(message)
+            await asyncio.sleep(0)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("whole", [True, False])
+async def test_a_large_fleet_on_a_slow_line_comes_up_as_long_as_messages_come(
+    whole: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(brokered, "ANSWER_S", 0.0)
+    heard: list[str] = []
+    messages = [SimpleNamespace(reply="$JS.ACK.S.C.1.2.3.0.0", subject=f"s{at}", data=b"") for at in range(100)]
+    more = SimpleNamespace(reply="", headers={"Status": "409", "Description": "Message Size Exceeds MaxBytes"})
+    end = SimpleNamespace(reply="", headers={"Status": "404", "Description": "No Messages"})
+    broker = Broker(broker_address("nats://127.0.0.1", "broker"), "test")
+    line = broker.client = Line([*messages[:60], more], [*messages[60:], end] if whole else messages[60:])
+    summaries = brokered._Summaries(broker, lambda subject, *_: heard.append(subject))
+    line.hear = summaries.hear
+    if whole:
+        await summaries.fetch()
+    else:
+        with pytest.raises(ConnectionLost, match="does not answer"):
+            await summaries.fetch()
+    assert len(heard) == 100
+
+
+@pytest.mark.asyncio
+async def test_a_fleet_is_fetched_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A broker closes the connection of a reader for whom 64 MB wait, as the summaries of 20,000 daemons would."""
+    monkeypatch.setattr(brokered, "_PART", brokered._PART.replace(b"16777216", b"4096"))
+    with nats_server(tmp_path / "broker") as server:
+        await keep_summaries(at(server))
+        async with Broker(at(server), "daemons") as daemons:
+            for number in range(100):
+                await daemons.client.publish(at(server).subject(f"d{number}", "sum"), told_by(f"d{number}"))
+            await daemons.client.flush()
+        async with BrokeredFleet(at(server)) as fleet:
+            assert len(fleet.rows) == 100
+
+
 @pytest.mark.asyncio
 async def test_those_that_are_gone_for_the_longest_time_make_way_and_are_counted(
     monkeypatch: pytest.MonkeyPatch

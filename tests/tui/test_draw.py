@@ -19,10 +19,15 @@ from tui.draw.table import Column
 from tui.model.history import PAST_MAX
 from tui.model.mirror import Mirror
 from tui.model.series import Density, Gauge, Sums, from_left, percentile, resample, window_of
+from tui.model.slots import Limits
 from tui.model.timeline import LifeOrder
 
 
-def life_codes(life: Life, window: Window, limits: dict[SlotState, int]) -> bytearray:
+def no_limits(_: Life, __: SlotState) -> None:
+    """As for a life that works."""
+
+
+def life_codes(life: Life, window: Window, limits: Limits) -> bytearray:
     """The codes of a life that was not drawn before."""
     return Lifelines().codes(life, window, limits)[0]
 
@@ -134,8 +139,8 @@ def test_a_life_is_drawn_with_what_fills_most_of_a_cell_and_holds_on_top() -> No
     mirror = mirror_of(script)
     life = mirror.lives[slot]
     window = Window(0, 10 * MS, 11, 100 * MS)
-    assert text(runs(life_codes(life, window, {}), set(), UNICODE)) == "··███▄▄▄╱▄ "
-    assert text(runs(life_codes(life, Window(0, 50 * MS, 2, 100 * MS), {}), set(), UNICODE)) == "█╱"
+    assert text(runs(life_codes(life, window, no_limits), set(), UNICODE)) == "··███▄▄▄╱▄ "
+    assert text(runs(life_codes(life, Window(0, 50 * MS, 2, 100 * MS), no_limits), set(), UNICODE)) == "█╱"
 
 
 def test_past_its_limit_a_stay_is_late_and_then_very_late() -> None:
@@ -144,7 +149,9 @@ def test_past_its_limit_a_stay_is_late_and_then_very_late() -> None:
     slot = script.open("a", 4)
     script.wait(200 * S)
     life = mirror_of(script).lives[slot]
-    codes = life_codes(life, Window(0, 10 * S, 20, 200 * S), {SlotState.INITIALIZED: 10 * S})
+    codes = life_codes(
+        life, Window(0, 10 * S, 20, 200 * S), lambda _, state: 10 * S if state is SlotState.INITIALIZED else None
+    )
     assert codes.count(LATE) == 3
     assert codes.count(VERY_LATE) == 16
 
@@ -159,7 +166,7 @@ def test_a_cell_with_many_changes_is_marked() -> None:
     life = mirror_of(script).lives[slot]
     window = Window(0, 25 * MS, 4, 100 * MS)
     assert busy_cells(life, window) == {1}
-    assert any(span.role.endswith(".u") for span in runs(life_codes(life, window, {}), {1}, UNICODE))
+    assert any(span.role.endswith(".u") for span in runs(life_codes(life, window, no_limits), {1}, UNICODE))
 
 
 def test_pictures_are_kept_until_the_life_or_the_window_changes() -> None:
@@ -185,7 +192,11 @@ def test_pictures_are_kept_until_the_life_or_the_window_changes() -> None:
 def test_what_time_adds_to_a_picture_is_what_a_new_picture_has(steps: list[tuple[int, str]], cell: int) -> None:
     life = Life(0, "a", 0)
     life.add(Move(0, SlotState.DECODING, 1))
-    lines, limits, now, holds = Lifelines(), {SlotState.SKIPPED_DECODE: 70 * MS}, 0, 0
+    lines, now, holds = Lifelines(), 0, 0
+
+    def limits(_: Life, state: SlotState) -> int | None:
+        return 70 * MS if state is SlotState.SKIPPED_DECODE else None
+
     for wait, step in steps:
         now += wait * MS
         if step in ("skip", "decode") and life.closed_ns is None:

@@ -13,6 +13,7 @@ from kvbm_console.analysis.lints import WATCHED, fault_after
 from kvbm_console.analysis.lives import Life, Transfer
 from kvbm_console.core.ids import SlotState
 
+from ..model.slots import Limits
 from .glyphs import FILL, Glyphs
 from .spans import Span
 
@@ -32,7 +33,6 @@ CHANGES_MARKED: Final = 3
 """A cell with so many changes is underlined: there is more in it than it can show."""
 CACHE_MAX: Final = 512
 
-Limits = dict[SlotState, int]
 Ink = tuple[int, int, tuple[Span, ...]]
 """The first cell that is not blank, the cell behind the last such cell, and the spans between them."""
 BUSY: Final = 0x80
@@ -179,7 +179,7 @@ def _draw(
             stop = max(unseen_ns, move.start_ns)
         _paint(codes, weights, window, move.start_ns, stop, 1 + move.state, from_ns)
         if index == len(life.moves) - 1 and life.closed_ns is None and move.state in WATCHED:
-            limit = limits.get(move.state)
+            limit = limits(life, move.state)
             if limit is not None:
                 held = life.held_ns(move.start_ns, end)
                 late, fault = move.start_ns + limit + held, move.start_ns + fault_after(limit) + held

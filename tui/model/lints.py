@@ -120,7 +120,9 @@ class Warning(msgspec.Struct, frozen=True):
 
 def slot_level(mirror: Mirror, slot: SlotFacts, now_ns: int) -> Level | None:
     """The mark of a slot: held, or the library's level of its stay; None for a healthy slot."""
-    return Level.HELD if slot.hold is not None else mirror.stuck.level_of(slot, now_ns)
+    if slot.hold is not None:
+        return Level.HELD
+    return None if mirror.state is None else mirror.stuck.level_of(mirror.state, slot, now_ns)
 
 
 def copy_level(mirror: Mirror, transfer: Transfer, now_ns: int) -> Level | None:

@@ -14,6 +14,8 @@ from typing import Final
 import msgspec
 
 from kvbm_console.analysis.lints import WATCHED, Level
+from kvbm_console.analysis.lives import Life
+from kvbm_console.analysis.waits import daemons
 from kvbm_console.core.ids import SlotState, Tier
 from kvbm_console.core.slots import WAITING_STATES, SlotFacts
 from kvbm_console.core.state import CacheState
@@ -24,6 +26,8 @@ from .mirror import Mirror
 from .numbers import S
 from .waits import waits_for
 
+Limits = Callable[[Life, SlotState], int | None]
+"""How long a life may stay in a state; None without a limit."""
 SORT_EVERY_NS: Final = S
 """Rows may move only this often."""
 
@@ -96,9 +100,11 @@ class SlotRow:
         return self.prompt.found[tier - 1] // self.prompt.block_tokens
 
 
-def limits(mirror: Mirror) -> dict[SlotState, int]:
-    """The limit of every watched state now."""
-    return {state: mirror.stuck.limit(state) for state in WATCHED}
+def limits(mirror: Mirror) -> Limits:
+    """The limit of a life in a watched state now, by the stays of its own daemon."""
+    count = 1 if mirror.state is None else daemons(mirror.state)
+    known = [{state: mirror.stuck.limit(state, daemon) for state in WATCHED} for daemon in range(count)]
+    return lambda life, state: known[((life.source or 1) - 1) % count].get(state)
 
 
 class SlotOrder:

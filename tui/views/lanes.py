@@ -21,10 +21,11 @@ from kvbm_console.core.ids import SlotState
 
 from ..desk import Desk
 from ..draw import bars, words
-from ..draw.lifeline import Lifelines, Limits, Window, runs
+from ..draw.lifeline import Lifelines, Window, runs
 from ..draw.spans import Line, Row
 from ..model.numbers import S, count
 from ..model.series import KEPT_S, Gauge
+from ..model.slots import Limits
 
 WAITING: Final = (SlotState.INITIALIZED, SlotState.ONBOARD_STAGED, SlotState.ONBOARDING, SlotState.PREEMPTED)
 """States in which a request waits for its turn, its blocks or its copies."""

@@ -22,7 +22,7 @@ from ..desk import SLOT, TIMELINE, TRANSFERS, Desk, View
 from ..draw import bars, table, words
 from ..draw.frame import Hint
 from ..draw.glyphs import FILL, state_role
-from ..draw.lifeline import STEPS_NS, Lifelines, Limits, Window, joined, runs, tick_ns, transfer_codes
+from ..draw.lifeline import STEPS_NS, Lifelines, Window, joined, runs, tick_ns, transfer_codes
 from ..draw.spans import Line, Row, Span, Zone, fit, part
 from ..draw.table import Table, moved
 from ..draw.words import LIFE_WORDS
@@ -31,7 +31,7 @@ from ..model.lints import slot_level
 from ..model.numbers import S, count, cut, duration, plain, plural, spoken
 from ..model.places import distance, seq_at
 from ..model.series import Density, resample
-from ..model.slots import limits
+from ..model.slots import Limits, limits
 from ..model.timeline import LIVES, LifeOrder
 from .blocks import history_section
 from .lanes import lane_line, lanes_of, tracks
@@ -490,7 +490,7 @@ class Timeline(View):
         if prefill is not None:
             row = Row().put("     ").put(f"{desk.glyphs.branch} ", "rule")
             row.put(f"prefill{words.engine(prefill.source)}", "muted").to(left)
-            codes, busy = self.lines.codes(prefill, window, {})
+            codes, busy = self.lines.codes(prefill, window, limits(desk.mirror))
             spans = self._overlay(desk, runs(codes, busy, desk.glyphs), window)
             lines.append(row.spans(spans).zone(0, ("select", prefill.request), width).line("", width))
         for transfer in self._shown_transfers(life, window):

@@ -10,7 +10,15 @@ from typing import Final
 import msgspec
 
 from kvbm_console.analysis.lints.lint import EVIDENCE_MAX, Finding, Histogram, Level, Lint, limit_of, plural, spoken
-from kvbm_console.analysis.waits import WORKING, Standstill, breakpoints_text, circle, standstill, waits_for
+from kvbm_console.analysis.waits import (
+    WORKING,
+    Standstill,
+    breakpoints_text,
+    circle,
+    daemon_of_slot,
+    standstill,
+    waits_for,
+)
 from kvbm_console.core import events as ev
 from kvbm_console.core.config import SECOND_NS
 from kvbm_console.core.ids import SlotState
@@ -71,7 +79,8 @@ class Stuck(Lint):
 
     def __init__(self) -> None:
         super().__init__()
-        self.usual: dict[SlotState, Histogram] = {}
+        self.usual: dict[tuple[SlotState, int], Histogram] = {}
+        """Stays in a state by the slots of one of the ``daemons``."""
         self._stays: dict[int, _Stay] = {}
         self._copies: dict[int, list[int]] = {}
         """Open candidate to the events of its progress."""
@@ -114,9 +123,9 @@ class Stuck(Lint):
         if candidate.operation is not None:
             self._worked[state.pools[state.operations[candidate.operation].source_pool].info.source] = e.at_ns
 
-    def limit(self, state: SlotState) -> int:
-        """The limit of a stay."""
-        return limit_of(self.usual.get(state), STUCK_LEAST_NS)
+    def limit(self, state: SlotState, daemon: int) -> int:
+        """The limit of a stay in this state, by a slot of one of the ``daemons``."""
+        return limit_of(self.usual.get((state, daemon)), STUCK_LEAST_NS)
 
     def _opens(self, e: ev.SlotOpened | ev.SlotCloned, state: CacheState) -> None:
         self._stays[e.slot] = _Stay(e.at_ns, e.seq)
@@ -128,11 +137,11 @@ class Stuck(Lint):
         stay = self._stays.get(e.slot)
         if stay is None or e.old not in WATCHED:
             return
-        age = stay.age(e.at_ns)
-        if age > self.limit(e.old):
-            slot = state.slots[e.slot]
+        slot, age = state.slots[e.slot], stay.age(e.at_ns)
+        daemon = daemon_of_slot(state, slot)
+        if age > self.limit(e.old, daemon):
             self.over(self._finding(state, slot, stay, age, f"it then went on to {e.new.words}", e.at_ns, (e.seq,)))
-        self.usual.setdefault(e.old, Histogram()).add(age)
+        self.usual.setdefault((e.old, daemon), Histogram()).add(age)
 
     def _gives_back(self, e: ev.DeviceBlocksReleased, state: CacheState) -> None:
         self._resolve(state.slots[e.slot].source, e, state)
@@ -170,12 +179,12 @@ class Stuck(Lint):
             stay.held_ns += e.at_ns - stay.held_since_ns
             stay.held_since_ns = None
 
-    def level_of(self, slot: SlotFacts, at_ns: int) -> Level | None:
+    def level_of(self, state: CacheState, slot: SlotFacts, at_ns: int) -> Level | None:
         """The level of the slot's stay at this time; None while the stay is as usual, or while the slot is held."""
         stay = self._stays.get(slot.slot)
         if stay is None or slot.state not in WATCHED or slot.hold is not None:
             return None
-        age, limit = stay.age(at_ns), self.limit(slot.state)
+        age, limit = stay.age(at_ns), self.limit(slot.state, daemon_of_slot(state, slot))
         if age <= limit:
             return None
         # A finishing request never goes back, so a report that it waits for is lost.
@@ -192,7 +201,7 @@ class Stuck(Lint):
                 yield self._deadlock(still, since_ns, at_ns)
         for number, stay in self._stays.items():
             slot = state.slots.get(number)
-            if slot is not None and number not in explained and self.level_of(slot, at_ns) is not None:
+            if slot is not None and number not in explained and self.level_of(state, slot, at_ns) is not None:
                 evidence = [seq for copy in sorted(slot.outstanding) for seq in self._copies.get(copy, ())]
                 yield self._finding(
                     state, slot, stay, stay.age(at_ns), f"waits for {waits_for(state, slot)}", None,
@@ -217,7 +226,7 @@ class Stuck(Lint):
         evidence: tuple[int, ...],
     ) -> Finding:
         never_ends = slot.state is _S.FINISHING and until_ns is None
-        fault = never_ends or age > fault_after(self.limit(slot.state))
+        fault = never_ends or age > fault_after(self.limit(slot.state, daemon_of_slot(state, slot)))
         return self.finding(
             slot.request, f"{slot.state.words} {spoken(age)}", because, seq=stay.seq,
             level=Level.FAULT if fault else None, evidence=evidence, slot=slot, since_ns=stay.since_ns,

@@ -58,7 +58,7 @@ class PoolDeclared(Stimulus, tag=1):
 
 
 class RequestArrived(Stimulus, tag=2):
-    """``create_slot``: a request with the hashes of its full prompt blocks. The core never sees a token.
+    """``create_slot``: a request with the hashes of its full prompt blocks, which differ. The core never sees a token.
 
     ``sends`` and ``receives``: see ``SlotOpened``.
     """

@@ -49,6 +49,13 @@ class Tale:
             self.move(number, state)
         return number
 
+    def queued(self, name: str, ns: int) -> int:
+        """A request that waited so long for its turn."""
+        slot = self.slot(name)
+        self.wait(ns)
+        self.move(slot, SlotState.PREFILLING)
+        return slot
+
     def move(self, slot: int, state: SlotState) -> int:
         """A move to another state."""
         return self.tell(

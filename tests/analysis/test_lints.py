@@ -479,12 +479,8 @@ def test_a_stay_that_ended_is_told_with_its_end() -> None:
 def test_a_stay_is_judged_against_what_was_usual_before_it() -> None:
     tale = Tale()
     for at in range(FEW):
-        slot = tale.slot(f"quick-{at}")
-        tale.wait(MS)
-        tale.move(slot, SlotState.PREFILLING)
-    slot = tale.slot("long")
-    tale.wait(3 * S)
-    tale.move(slot, SlotState.PREFILLING)
+        tale.queued(f"quick-{at}", MS)
+    tale.queued("long", 3 * S)
     assert [finding.request for finding in found(tale.evidence(), "stuck")] == ["long"]
 
 

@@ -16,7 +16,7 @@ from kvbm_console.analysis.waits import below, serves
 from kvbm_console.analysis.walk import Evidence, evidence_of
 from kvbm_console.core.config import LeaderConfig
 from kvbm_console.core.events import SlotOpened
-from kvbm_console.core.ids import Authority, Route, SkipReason, SlotState
+from kvbm_console.core.ids import Authority, Route, SkipReason
 from kvbm_console.core.snapshots import encode_facts
 from kvbm_console.core.state import CacheState
 from kvbm_console.recording.merge import MergedSource, SharedNumbers, merge, side_by_side, sources_of
@@ -170,16 +170,12 @@ def test_doctor_judges_the_copies_of_each_daemon_by_themselves(lint: str, silent
 
 
 def test_doctor_judges_the_stays_of_each_daemon_by_themselves(tmp_path: Path) -> None:
-    """What is far too long for one daemon is usual for another."""
+    """A stay that is far too long for one daemon is usual for another."""
     slow, fast = Tale(), Tale()
     for tale, ns in ((slow, 9 * SECOND_NS), (fast, 200 * MS)):
         for number in range(FEW):
-            slot = tale.slot(f"r{number}")
-            tale.wait(ns)
-            tale.move(slot, SlotState.PREFILLING)
-        late = tale.slot("late")
-        tale.wait(30 * SECOND_NS)
-        tale.move(late, SlotState.PREFILLING)
+            tale.queued(f"r{number}", ns)
+        tale.queued("late", 30 * SECOND_NS)
     parts, whole = merged_of(tmp_path, slow.evidence(), fast.evidence())
     assert said(parts[0], {"stuck"}) == []
     assert said(whole, {"stuck"}) == [

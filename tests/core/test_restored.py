@@ -13,7 +13,7 @@ from kvbm_console.core.ids import Authority, Condition, Tier
 from kvbm_console.core.leader import Leader
 from kvbm_console.core.snapshots import encode_facts
 from kvbm_console.core.tiers import UNKNOWN_NS
-from tests.core.eviction.may_go import EVERYTHING
+from tests.core.eviction.trees import EVERYTHING
 
 CONFIG = LeaderConfig(block_tokens=16, g2_blocks=4, g3_blocks=8)
 Tell = Callable[..., list[ev.Event]]

@@ -364,7 +364,7 @@ class Timeline(View):
             self.shown.append(life)
             rows.append(self._row(desk, life, window, left, width, bounds))
             if life.request == desk.selected:
-                rows += self._operations(desk, life, window, left, width)
+                rows += self._operations(desk, life, window, left, width, bounds)
         rows = (rows or self._empty(desk))[:room]
         rows += [Line()] * (room - len(rows))
         return [*lines, *rows, *feet]
@@ -483,14 +483,16 @@ class Timeline(View):
         spans = row.line().spans
         return tuple(Span(text, f"{role}@sel") for text, role in spans) if chosen else spans
 
-    def _operations(self, desk: Desk, life: Life, window: Window, left: int, width: int) -> list[Line]:
+    def _operations(
+        self, desk: Desk, life: Life, window: Window, left: int, width: int, bounds: Limits
+    ) -> list[Line]:
         """The prefill half of the selected request, then its transfers that touch the window."""
         lines = []
         prefill = desk.mirror.halves.prefill_of(life)
         if prefill is not None:
             row = Row().put("     ").put(f"{desk.glyphs.branch} ", "rule")
             row.put(f"prefill{words.engine(prefill.source)}", "muted").to(left)
-            codes, busy = self.lines.codes(prefill, window, limits(desk.mirror))
+            codes, busy = self.lines.codes(prefill, window, bounds)
             spans = self._overlay(desk, runs(codes, busy, desk.glyphs), window)
             lines.append(row.spans(spans).zone(0, ("select", prefill.request), width).line("", width))
         for transfer in self._shown_transfers(life, window):

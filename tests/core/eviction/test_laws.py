@@ -14,8 +14,7 @@ from kvbm_console.core.eviction.policy import POLICIES, PolicyConfig
 from kvbm_console.core.eviction.pool_policy import PoolPolicy
 from kvbm_console.core.eviction.ranked import AdaptiveLru, FrequencyBased, Lfu, Lrfu, Ranked
 from kvbm_console.planning.cache_only import References, replay
-from tests.core.eviction.may_go import Where
-from tests.core.eviction.trees import ALL, SECOND_NS, make, paths, steps, traces
+from tests.core.eviction.trees import ALL, SECOND_NS, Where, make, paths, steps, traces
 from tests.core.eviction.trees import chain as chain_of
 
 

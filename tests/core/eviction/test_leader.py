@@ -17,7 +17,7 @@ from kvbm_console.core.stimuli import Stimulus
 from kvbm_console.planning.traces import parse_trace
 from kvbm_console.simulator.config import EngineConfig
 from kvbm_console.simulator.embedded import Rig, build
-from tests.core.eviction.may_go import EVERYTHING, Where
+from tests.core.eviction.trees import EVERYTHING, Where
 
 CHATS = "multiturn:requests=26,sessions=6,system=64,user=48,output=24,turns=4,seed=7"
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as some
 from kvbm_console.core.eviction.leaves import ResidentTree
 from kvbm_console.core.eviction.policy import POLICIES, PolicyConfig
 from kvbm_console.core.eviction.pool_policy import PoolPolicy
-from tests.core.eviction.may_go import EVERYTHING
+from tests.core.eviction.trees import EVERYTHING
 
 KEYS = range(24)
 _keys = some.sampled_from(KEYS)

@@ -1,9 +1,9 @@
-"""Random prefix trees and policies by name, for the property tests.
+"""Random prefix trees, policies by name, and which blocks may go, for the property tests.
 
 Law of this file: a key is the path that leads to it, so equal keys always have equal prefixes, as sequence hashes do.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from hypothesis import strategies as some
 
@@ -46,3 +46,19 @@ def make(name: str, capacity: int, references: References | None = None) -> Evic
         assert references is not None
         return Belady(references.keys)
     return make_policy(PolicyConfig(policy=name), capacity)
+
+
+class Where:
+    """``MayGo`` of the keys for which ``may_go`` is true."""
+
+    def __init__(self, may_go: Callable[[int], bool]) -> None:
+        self._may_go = may_go
+
+    def __call__(self, key: int) -> bool:
+        return self._may_go(key)
+
+    def leading(self, keys: Sequence[int]) -> int:
+        return next((at for at, key in enumerate(keys) if not self._may_go(key)), len(keys))
+
+
+EVERYTHING = Where(lambda _: True)
